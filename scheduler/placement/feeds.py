@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -69,6 +69,13 @@ class Feeds:
                     whole[number] -= math.ceil(idle_w)
         self.left = (whole.copy(), whole.copy(), whole)
         self._at_start: tuple[list[int], list[int]] = (whole.copy(), whole.copy())
+        self._drawn: dict[str, list[int]] = {}
+        """By pool what `drawn` gives."""
+        self._drawn_at_start: dict[str, list[int]] = {}
+        self._kept = [0] * len(self.domains)
+        """What is withheld of each domain."""
+        self._asked: dict[int, tuple[Placement, Mapping[int, int]]] = {}
+        """What placements take, by identity: the same ones are asked for again and again while a plan is made."""
 
     def begin(self) -> None:
         """The round begins: what runs is counted. A closed domain has no more room than that."""
@@ -77,26 +84,45 @@ class Feeds:
                 for when in (NOW, LATER):
                     self.left[when][number] = min(self.left[when][number], 0)
         self._at_start = (self.left[NOW].copy(), self.left[LATER].copy())
+        self._drawn_at_start = {pool: watts.copy() for pool, watts in self._drawn.items()}
+        self._asked.clear()
+        self._kept = [0] * len(self.domains)
 
     def rewind(self) -> None:
         """Restore what was left when the round began."""
         for when in (NOW, LATER):
             self.left[when][:] = self._at_start[when]
+        self._drawn = {pool: watts.copy() for pool, watts in self._drawn_at_start.items()}
+        self._kept = [0] * len(self.domains)
 
     def take(self, placement: Placement, now: int, later: int) -> None:
         """Take what a placement adds (or give it back): the signs for the two counts."""
         watts = placement.watts
         if not watts:
             return
+        drawn = self._drawn.get(placement.pool)
+        if drawn is None:
+            drawn = self._drawn[placement.pool] = [0] * len(self.domains)
         for name in placement.nodes:
             for number in self.chains.get(name, ()):
                 self.left[NOW][number] += now * watts
                 self.left[LATER][number] += later * watts
+                drawn[number] -= later * watts
 
     def withhold(self, number: int, now: int, later: int, sign: int = -1) -> None:
         """Keep watts of a domain from being found (sign=1: offer them again)."""
         self.left[NOW][number] += sign * now
         self.left[LATER][number] += sign * later
+        self._kept[number] -= sign * max(now, later)
+
+    def most_left(self) -> list[int]:
+        """The most that could be left of each domain if nothing were withheld."""
+        rows = zip(self.left[NOW], self.left[LATER], self._kept, strict=True)
+        return [max(now, later) + kept for now, later, kept in rows]
+
+    def drawn(self, pool: str) -> Sequence[int]:
+        """What the jobs of a pool add to each domain, less those that are being stopped."""
+        return self._drawn.get(pool) or [0] * len(self.domains)
 
     def headroom(self, chain: Chain, when: int) -> float:
         """Watts that one more pod on a node may add."""
@@ -166,15 +192,20 @@ class Feeds:
 
     def given_back(self, placement: Placement | None, among: Container[int]) -> dict[int, int]:
         """The watts that the end of a placement gives back to these domains."""
-        taken = {} if placement is None else self.asked(placement)
-        return {number: watts for number, watts in taken.items() if number in among}
+        if placement is None:
+            return {}
+        return {number: watts for number, watts in self.asked(placement).items() if number in among}
 
-    def asked(self, placement: Placement) -> dict[int, int]:
+    def asked(self, placement: Placement) -> Mapping[int, int]:
         """What a placement takes of each domain."""
+        known = self._asked.get(id(placement))
+        if known is not None and known[0] is placement:
+            return known[1]
         found: dict[int, int] = {}
         for name in placement.nodes if placement.watts else ():
             for number in self.chains.get(name, ()):
                 found[number] = found.get(number, 0) + placement.watts
+        self._asked[id(placement)] = placement, found
         return found
 
     @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..candidates.candidates import Candidate
 from ..candidates.value import SHORTEST_H, remaining_s
@@ -27,6 +27,9 @@ class Claim:
     """The most that the others may lose, in the unit of the rule's cost."""
     levels: Levels | None = None
     """Work of the tenants, for exchanges."""
+    ranks: dict[int, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
+    """Of the nodes in the order in which `surplus.first_lent_together` empties them; empty before it is asked for. Victims
+    are looked for before anything is moved, so it stays true."""
 
     @property
     def job(self) -> Job:

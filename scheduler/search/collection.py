@@ -221,8 +221,8 @@ class Collection:
         return self._ends
 
     def _leaves_at_s(self, assignment: Assignment) -> float:
-        """When a job on other nodes gives back its watts."""
-        if assignment.job.run is None and self._was_passed_by(assignment):
+        """When a job on other nodes that this round has placed gives back its watts."""
+        if self._was_passed_by(assignment):
             return self.round.now
         return self.round.stay(assignment)[0]
 

@@ -10,8 +10,9 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from operator import is_
 
 from ..candidates.candidates import Candidate
 from ..model.snapshot import JobId, Placement
@@ -30,17 +31,14 @@ class WattHold:
             asked: what the holder will draw on each domain.
         """
         self._feeds, self.asked = feeds, dict(asked)
+        self.numbers = frozenset(asked)
+        """Of the domains."""
+        self.withholds = False
+        """Whether it keeps any watts from others now."""
         self.promised: dict[int, int] = {}
         """What earlier reservations get of those who leave: it is withheld, too."""
         self._covered = dict.fromkeys(self.asked, 0)
         self._withheld: dict[int, tuple[int, int]] = {}
-        self._backs: dict[int, tuple[Placement, dict[int, int]]] = {}
-        """What each place gives back, by the identity of the place: holds are lifted and applied again and again."""
-
-    @property
-    def withholds(self) -> bool:
-        """Whether it keeps any watts from others now."""
-        return any(later for _, later in self._withheld.values())
 
     @property
     def has_room(self) -> bool:
@@ -59,11 +57,14 @@ class WattHold:
             if (watts := min(asked, self._covered[number])) > 0
         }
 
-    def apply(self, leaving: Iterable[Placement]) -> None:
-        """Withhold what the holder needs less what these still draw."""
+    def cover(self, leaving: Iterable[Placement]) -> None:
+        """Count from now on what these still draw."""
         self._covered = dict.fromkeys(self.asked, 0)
         for placement in leaving:
             self._cover(placement, 1)
+
+    def apply(self) -> None:
+        """Withhold what the holder needs less what those still draw who leave."""
         self._set()
 
     def lift(self) -> None:
@@ -71,6 +72,7 @@ class WattHold:
         for number, (now, later) in self._withheld.items():
             self._feeds.withhold(number, now, later, sign=1)
         self._withheld.clear()
+        self.withholds = False
 
     def follow(self, placement: Placement, sign: int) -> None:
         """One of those who leave has been given this place (sign=-1: has lost it)."""
@@ -78,10 +80,7 @@ class WattHold:
             self._set()
 
     def _cover(self, placement: Placement, sign: int) -> bool:
-        known = self._backs.get(id(placement))
-        if known is None or known[0] is not placement:
-            known = self._backs[id(placement)] = placement, self._feeds.given_back(placement, self.asked)
-        back = known[1]
+        back = self._feeds.given_back(placement, self.asked)
         for number, watts in back.items():
             self._covered[number] += sign * watts
         return bool(back)
@@ -97,6 +96,7 @@ class WattHold:
             if now or later:
                 self._feeds.withhold(number, now, later)
                 self._withheld[number] = (now, later)
+                self.withholds |= later > 0
 
 
 class Hold:
@@ -139,6 +139,8 @@ class Hold:
         ask = request(candidate.per_pod, nodes.pool.is_cpu)
         self._asked = {i: [self.places.count(i) * amount for amount in ask] for i in set(self.places)}
         self._covered: dict[int, list[int]] = {}
+        self._leaving_from: list[Placement] | None = None
+        """The places that are covered: a hold that is lifted for a while finds most of them unchanged."""
         self._withheld: dict[int, tuple[list[int], list[int]]] = {}
 
     @property
@@ -156,9 +158,9 @@ class Hold:
         """Whether it keeps watts from others now."""
         return self.watts is not None and self.watts.withholds
 
-    def withholds_of(self, domains: Container[int]) -> bool:
+    def withholds_of(self, domains: Set[int]) -> bool:
         """Whether it keeps watts of one of these power domains from others now."""
-        return self.withholds_watts and self.watts is not None and any(n in domains for n in self.watts.asked)
+        return self.watts is not None and self.watts.withholds and not self.watts.numbers.isdisjoint(domains)
 
     @property
     def has_room(self) -> bool:
@@ -174,14 +176,22 @@ class Hold:
     def apply(self) -> None:
         """Withhold the room."""
         self.applied = True
-        self._covered = {i: [0, 0, 0, 0] for i in self._asked}
-        for assignment in self.leaving.values():
-            if assignment.placement is not None and assignment.placement.pool == self.nodes.pool.name:
-                self._cover(assignment.placement, 1)
+        places = [one.placement for one in self.leaving.values() if one.placement is not None]
+        if self._leaving_from is None or not _same(places, self._leaving_from):
+            self._cover_all(places)
         for i in sorted(self._asked):
             self._set(i)
         if self.watts is not None:
-            self.watts.apply(one.placement for one in self.leaving.values() if one.placement is not None)
+            self.watts.apply()
+
+    def _cover_all(self, places: list[Placement]) -> None:
+        self._leaving_from = places
+        self._covered = {i: [0, 0, 0, 0] for i in self._asked}
+        for placement in places:
+            if placement.pool == self.nodes.pool.name:
+                self._cover(placement, 1)
+        if self.watts is not None:
+            self.watts.cover(places)
 
     def lift(self, but_watts: bool = False) -> None:
         """Withhold nothing until it is applied again (`but_watts`: nothing but watts)."""
@@ -196,6 +206,7 @@ class Hold:
         """A job has been given this place (sign=-1: has lost it)."""
         if not self.applied or assignment.job.id not in self.leaving:
             return
+        self._leaving_from = None
         if self.watts is not None:
             self.watts.follow(placement, sign)
         if placement.pool == self.nodes.pool.name:
@@ -226,6 +237,10 @@ class Hold:
         if any(later) or any(now):
             self.nodes.withhold(i, now, later)
             self._withheld[i] = (now, later)
+
+
+def _same(places: Sequence[Placement], others: Sequence[Placement]) -> bool:
+    return len(places) == len(others) and all(map(is_, places, others))
 
 
 @contextmanager

@@ -7,14 +7,12 @@ those who need another place look for one. A rule that is no right is kept only 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 from ..candidates.candidates import Candidate
 from ..fairness.quota import EPS
 from ..model.snapshot import Job, JobId, Placement
-from ..placement.feeds import LATER, NOW
 from ..placement.pool import PoolNodes
 from .claim import Claim, offered
 from .elastic import keep_pods
@@ -25,6 +23,7 @@ from .start import start_waiting
 from .state import Assignment
 from .victim_groups import Victim, VictimGroup
 from .victims import choose_victims
+from .watt_victims import carried_without, could_carry, for_watts
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +60,9 @@ def propose(
         inside: indices of the only nodes that the job may use; None: all, less what is collected for others.
     """
     round_, rule = claim.round, rules[0]
-    groups = groups_of(claim, rules, planned) if groups is None else groups
-    if not groups:
+    if groups is None:
+        groups = groups_of(claim, rules, planned) if could_carry(claim) else ()
+    if not groups or not carried_without(claim, groups):
         return _REFUSED
     with round_.trial() as trial:
         round_.clear(claim.assignment)
@@ -102,7 +102,7 @@ def _take(claim: Claim, rule: Rule, groups: Sequence[VictimGroup], inside: froze
         return False
     found = round_.find(job, candidate)
     if found is None and round_.cluster.feeds is not None:
-        more = _for_watts(round_, claim.assignment, candidate, groups, {victim.id for victim in chosen})
+        more = for_watts(round_, claim.assignment, candidate, groups, {victim.id for victim in chosen})
         if more and sum(victim.cost for victim in (*chosen, *more)) <= claim.worth + EPS:
             shrunk += _stop(round_, more, shrinks)
             found = round_.find(job, candidate)
@@ -126,37 +126,6 @@ def _stop(round_: Round, victims: Iterable[Victim], shrinks: bool) -> list[tuple
         if victim.part is not None:
             round_.put(assignment, victim.part.candidate, victim.part.stays)
     return elastic
-
-
-def _for_watts(
-    round_: Round,
-    assignment: Assignment,
-    candidate: Candidate,
-    eligible: Sequence[VictimGroup],
-    gone: Set[JobId],
-) -> list[Victim]:
-    """More victims for a job that has room and lacks only watts, which any job on its power domains gives back: the
-    least cost per watt first. None, if they do not give enough. (The search for room does not know watts.)"""
-    feeds, later = round_.cluster.feeds, round_.cluster.is_releasing(candidate.pool)
-    place = round_.cluster.nearest(assignment.job, candidate, later) if candidate.draw_w else None
-    if feeds is None or place is None:
-        return []
-    short = feeds.missing(place, LATER if later else NOW)
-    victims = {
-        offer.id: offer.victim for group in eligible for offers in group.on_node.values() for offer in offers
-    }
-    gives = [
-        (victim.cost / sum(gives.values()), victim.id, gives)
-        for victim in victims.values()
-        if victim.id not in gone and (gives := feeds.given_back(victim.placement, short))
-    ]
-    found: list[Victim] = []
-    for _, victim_id, back in sorted(gives, key=itemgetter(0, 1)):
-        if any(short[number] > 0 for number in back):
-            found.append(victims[victim_id])
-            for number, watts in back.items():
-                short[number] -= watts
-    return found if all(watts <= 0 for watts in short.values()) else []
 
 
 def _not_leaving(

@@ -232,6 +232,14 @@ class Round:
             known = self._cached[key] = (version, find())
         return cast(T, known[1])
 
+    def cached_for_all(self, key: tuple[object, ...], find: Callable[[], T]) -> T:
+        """The same, kept until any tenant's holdings change."""
+        version = sum(self.holdings.version.values())
+        known = self._cached.get(key)
+        if known is None or known[0] != version:
+            known = self._cached[key] = (version, find())
+        return cast(T, known[1])
+
     def waiting(self) -> list[Assignment]:
         """Jobs without a place that may be given one."""
         return [assignment for assignment in self.state.waiting.values() if not assignment.job.yields]

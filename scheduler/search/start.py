@@ -168,9 +168,10 @@ def _start_in_held_room(
     round_: Round, assignment: Assignment, known: dict[tuple[JobId, ...], Blocked]
 ) -> bool:
     """Whether the job was started; `known`: requests that did not fit, by the reservations that were open."""
+    passed: dict[JobId, bool] = {}
     for row in assignment.ranked or round_.ranked(assignment):
         candidate = row.candidate
-        holds, keep_watts = _open_to(round_, assignment, candidate)
+        holds, keep_watts = _open_to(round_, assignment, candidate, passed)
         if not holds:
             continue
         blocked = known.setdefault((*(hold.holder.job.id for hold in holds), *sorted(keep_watts)), Blocked())
@@ -194,10 +195,14 @@ def _start_in_held_room(
 
 
 def _open_to(
-    round_: Round, assignment: Assignment, candidate: Candidate
+    round_: Round, assignment: Assignment, candidate: Candidate, passed: dict[JobId, bool]
 ) -> tuple[list[Hold], frozenset[JobId]]:
     """The reservations whose room the job may have with this candidate, and the holders of those whose watts it may not
-    have: a job that would have to be stopped for one must stand on its nodes."""
+    have: a job that would have to be stopped for one must stand on its nodes.
+
+    Args:
+        passed: by their holders, of the reservations that were looked at whether the job passes them.
+    """
     holds: list[Hold] = []
     keep_watts: set[JobId] = set()
     domains = round_.cluster.pools[candidate.pool].limiting if candidate.draw_w else frozenset[int]()
@@ -205,7 +210,11 @@ def _open_to(
         here = hold.candidate.pool == candidate.pool
         if not hold.applied or not (hold.withholds if here else hold.withholds_of(domains)):
             continue
-        if _ends_in_time(round_, hold, assignment, candidate) or round_.passes(assignment, hold):
+        passes, holder = _ends_in_time(round_, hold, assignment, candidate), hold.holder.job.id
+        if not passes:
+            known = passed.get(holder)
+            passes = passed[holder] = round_.passes(assignment, hold) if known is None else known
+        if passes:
             holds.append(hold)
         elif here and _may_backfill(round_, hold, assignment, candidate):
             holds.append(hold)

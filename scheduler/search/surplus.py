@@ -70,10 +70,13 @@ def first_lent(claim: Claim, tenant: str, victims: Iterable[Victim]) -> Iterator
 
 def first_lent_together(claim: Claim, tenant: str, victims: Iterable[Victim]) -> Iterator[Victim]:
     """The same of those that stand on the nodes where most can be taken of all tenants."""
-    nodes, gain = claim.nodes, _taken_of_nodes(claim)
+    nodes, ranks = claim.nodes, claim.ranks
+    if not ranks:
+        for i, taken_m in _taken_of_nodes(claim).items():
+            ranks[i] = -(taken_m + nodes.free_later[i][nodes.key]), i
 
     def together(victim: Victim) -> tuple[int, int]:
-        return min((-(gain[i] + nodes.free_later[i][nodes.key]), i) for i in victim.frees)
+        return min(map(ranks.__getitem__, victim.frees))
 
     return first_lent(claim, tenant, sorted(victims, key=together))
 

@@ -106,6 +106,7 @@ class VictimGroup:
         self._nodes = nodes
         self._least: dict[int, Floats] = {}
         self._amounts: tuple[Ints, Ints] | None = None
+        self._gives_back: dict[int, int] | None = None
         self._members: list[Victim] = []
         self.on_node: dict[int, list[NodeOffer]] = {}
         self.become(list(victims))
@@ -119,6 +120,7 @@ class VictimGroup:
         """Change the group into that of these victims, at the cost of the difference."""
         if victims == self._members:
             return
+        self._gives_back = None
         old, new = set(self._members), set(victims)
         come, gone = new - old, old - new
         if not old or len(come) + len(gone) > len(new) or len(new) < len(victims):
@@ -175,6 +177,18 @@ class VictimGroup:
             found = self._least[missing_m] = np.full(len(self._nodes.nodes), np.inf)
             found[list(self.on_node)] = [_least(offers, missing_m) for offers in self.on_node.values()]
         return found
+
+    @property
+    def gives_back(self) -> dict[int, int]:
+        """The watts that power domains get back at most if all of them go, by the domain's number."""
+        if self._gives_back is None:
+            found = self._gives_back = dict[int, int]()
+            feeds = self._nodes.feeds
+            for victim in self._members if feeds is not None else ():
+                if feeds is not None and victim.placement is not None:
+                    for number, watts in feeds.asked(victim.placement).items():
+                        found[number] = found.get(number, 0) + watts
+        return self._gives_back
 
     @property
     def amounts(self) -> tuple[Ints, Ints]:

@@ -45,13 +45,29 @@ Ends = Sequence[tuple[float, JobId, Assignment]]
 
 
 def ends_of(round_: Round, leaves_at_s: Callable[[Assignment], float]) -> Ends:
-    """Of all jobs that draw anything and whose end is known."""
-    found = [
-        (ends_at_s, name, one)
-        for name, one in round_.assignments.items()
-        if one.placement is not None and one.placement.watts and not math.isinf(ends_at_s := leaves_at_s(one))
-    ]
-    return sorted(found, key=itemgetter(0, 1))
+    """Of all jobs that draw anything and whose end is known.
+
+    Args:
+        leaves_at_s: when a job that this round has placed does so; those that ran before stay until their end.
+    """
+    ran, placed = round_.cached_for_all(("ends",), lambda: _ends_now(round_))
+    more = [(leaves_at_s(one), name, one) for name, one in placed]
+    more = [end for end in more if not math.isinf(end[0])]
+    return sorted([*ran, *more], key=itemgetter(0, 1)) if more else ran
+
+
+def _ends_now(round_: Round) -> tuple[Ends, list[tuple[JobId, Assignment]]]:
+    """The ends of the jobs that ran before, in order, and the jobs that were placed in this round."""
+    ran: list[tuple[float, JobId, Assignment]] = []
+    placed = []
+    for name, one in round_.assignments.items():
+        if one.placement is None or not one.placement.watts:
+            continue
+        if one.job.run is None:
+            placed.append((name, one))
+        elif not math.isinf(ends_at_s := round_.stay(one)[0]):
+            ran.append((ends_at_s, name, one))
+    return sorted(ran, key=itemgetter(0, 1)), placed
 
 
 def watts_there(
