@@ -58,6 +58,12 @@ class PowerMetrics:
             ["backend"],
             registry=registry,
         )
+        self.unlimited = Gauge(
+            "busbar_power_unlimited_nodes",
+            "Of each PowerDomain with leases, the nodes whose agent sets no limits or that have a board that takes none",
+            ["domain"],
+            registry=registry,
+        )
         self.leases = Gauge(
             "busbar_power_lease_watts",
             "The lease in force on each node, as it says",
@@ -111,7 +117,15 @@ class PowerMetrics:
             domains: budget in watts and draw, by name.
             now_s: the clock of `Reading.at_s`.
         """
-        for gauge in (self.domains, self.boards, self.age, self.nodes, self.leases, self.limits):
+        for gauge in (
+            self.domains,
+            self.boards,
+            self.age,
+            self.nodes,
+            self.unlimited,
+            self.leases,
+            self.limits,
+        ):
             gauge.clear()
         for name, (budget_w, draw) in domains.items():
             kinds = {"budget": budget_w}
@@ -122,6 +136,7 @@ class PowerMetrics:
             if name in leases:
                 kinds["leased"] = leases[name].leased_w
                 kinds["forecast"] = leases[name].forecast_w
+                self.unlimited.labels(name).set(len(draw.refusing))
             for kind, watts in kinds.items():
                 self.domains.labels(name, kind).set(watts)
         for reading in readings:

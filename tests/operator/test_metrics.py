@@ -38,6 +38,7 @@ NAMES = {
     "busbar_power_overrun_seconds",
     "busbar_power_preemptions",
     "busbar_power_telemetry_age_seconds",
+    "busbar_power_unlimited_nodes",
     "busbar_quarantined_speeds",
     "busbar_queue_depth",
     "busbar_reconciles",

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from tests.operator.builders import NOW
 from tests.operator.power.parts import domain, node, reading
 
+from busbar.kube.contracts.power import LeaseState, LimitsReport
 from busbar.kube.types import PowerDomain
 from busbar.kube.types.power_domain import PowerDomainStatus
 from busbar.kube.types.power_meter import PowerMeter, RedfishMeter
@@ -294,3 +295,18 @@ def test_the_metric_is_of_the_last_whole_hour() -> None:
     whole.reason, whole.message = Reason.METER_REFUSED, "It refuses."
     [feed] = picture(membership([RACK], NODES), {}, {}, 0.0, 3.0, {}, {}, {}, {"rack": whole}).feeds
     assert feed.meter_problem == "It refuses."
+
+
+def test_nodes_that_take_no_limits_are_counted_where_watts_are_leased() -> None:
+    registry = CollectorRegistry()
+    metrics = PowerMetrics(registry)
+    limits = LimitsReport(state=LeaseState.LEASED, sequence=1, lease_watts=300.0)
+    mixed = [replace(ALL[0], limits=limits), *ALL[1:]]
+    draw = draw_of([n.name for n in NODES], {r.node: r for r in mixed}, 1.0, 3.0)
+    domains = {"leasing": (1000.0, draw), "observing": (1000.0, draw)}
+    metrics.show(domains, {"leasing": FeedLeases(900.0)}, mixed, 1.0)
+    name = "busbar_power_unlimited_nodes"
+    assert registry.get_sample_value(name, {"domain": "leasing"}) == 2
+    assert registry.get_sample_value(name, {"domain": "observing"}) is None
+    metrics.show({}, {}, [], 2.0)
+    assert registry.get_sample_value(name, {"domain": "leasing"}) is None
