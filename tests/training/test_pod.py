@@ -36,13 +36,16 @@ ROOT = Path(__file__).parents[2]
 class Pod:
     """A process with the variables that the operator sets."""
 
-    def __init__(self, folder: Path, attempt: int, port: int, **changes: Any) -> None:
+    def __init__(
+        self, folder: Path, attempt: int, port: int, copies: dict[str, int] | None = None, **changes: Any
+    ) -> None:
+        """`copies` is what the job says of those in memory."""
         for role, bearer in BEARERS.items():
             (folder / role).write_text(bearer)
         environment = os.environ | {
             "PYTHONPATH": str(ROOT / ".src"),
             "BUSBAR_SPEC": json.dumps(engine(**changes)),
-            "BUSBAR_CHECKPOINT": json.dumps({"everySteps": 100_000}),
+            "BUSBAR_CHECKPOINT": json.dumps({"everySteps": 100_000, "memory": copies}),
             "BUSBAR_OUTPUT_DIR": str(folder / "model"),
             "BUSBAR_CHECKPOINT_DIR": str(folder / "checkpoints"),
             "BUSBAR_DATA_DIR": str(folder / "text"),
@@ -69,6 +72,12 @@ class Pod:
         document: dict[str, Any] = self.client.get("/status").json()
         return document
 
+    def crash(self) -> None:
+        """Kill the trainer, and not the supervisor, which is the pod's first process."""
+        process = self.process.pid
+        (trainer,) = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        os.kill(int(trainer), signal.SIGKILL)
+
     def wait_for_step(self, step: int, limit_s: float = 120) -> dict[str, Any]:
         """Poll as the operator does until `step` steps are done."""
         deadline = time.monotonic() + limit_s
@@ -89,7 +98,7 @@ class Pod:
 
 @pytest.fixture(scope="module")
 def life(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One job: checkpointed on request, stopped by SIGTERM, resumed to its end."""
+    """One job: checkpointed on request, stopped by SIGTERM, resumed, its trainer killed, and trained to its end."""
     folder = tmp_path_factory.mktemp("pod")
     (folder / "text").mkdir()
     for name, text in TEXTS.items():
@@ -105,8 +114,11 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     first.process.send_signal(signal.SIGTERM)
     facts["stopped"] = first.end()
 
-    second = Pod(folder, attempt=2, port=free_port(), steps=STEPS, evaluation={"ngramOrder": 3})
+    second = Pod(folder, 2, free_port(), {"everySteps": 5}, steps=STEPS, evaluation={"ngramOrder": 3})
     facts["resumed"] = second.wait_for_step(1)
+    facts["crashed"] = second.wait_for_step(facts["resumed"]["resumedFromStep"] + 12)
+    second.crash()
+    facts["again"] = second.wait_for_step(1)
     facts["done"] = second.end()
     return facts
 
@@ -139,6 +151,14 @@ def test_the_next_attempt_loses_nothing(life: dict[str, Any]) -> None:
     assert life["resumed"]["restoredAttempt"] == 1
     assert life["resumed"]["resumedFromStep"] >= life["saved"]["step"]
     assert life["resumed"]["lostSteps"] == 0
+
+
+def test_a_crash_of_the_trainer_is_repaired_in_the_same_pod(life: dict[str, Any]) -> None:
+    again, before = life["again"], life["crashed"]
+    assert before["resumedFromStep"] < again["resumedFromStep"]
+    assert again["restoredAttempt"] == 2
+    assert again["lostSteps"] < 12
+    assert "goes on from the copy of step" in life["done"][1]
 
 
 def test_it_ends_with_a_model_that_beats_the_ngrams(life: dict[str, Any]) -> None:
