@@ -135,8 +135,8 @@ def _flattened(
 class _Own:
     """The bids for some types."""
 
-    mask: Booleans
-    """Which of all bids they are."""
+    others: _Bids | None
+    """The bids for all other types; None: there are none."""
     rows: Ints
     kinds: Ints
     sizes: Floats
@@ -150,17 +150,20 @@ class _Own:
 class _Bids:
     """All candidates of all jobs: arrays with one entry per candidate, each job's candidates adjacent."""
 
-    def __init__(self, rows: Ints, kinds: Ints, sizes: Floats, values: Floats) -> None:
+    def __init__(
+        self, rows: Ints, kinds: Ints, sizes: Floats, values: Floats, jobs: int | None = None
+    ) -> None:
         """Index the bids.
 
         Args:
+            jobs: how many there are; None: all of them bid.
             rows: number of the job, ascending.
             kinds: number of the type.
             sizes: accelerators.
             values: per hour.
         """
         self.rows, self.kinds, self.sizes, self.values = rows, kinds, sizes, values
-        self.jobs = int(rows.max()) + 1
+        self.jobs = int(rows.max()) + 1 if jobs is None else jobs
         starts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
         self._starts, self._bidders = starts, rows[starts]
         self._own: dict[bytes, _Own] = {}
@@ -173,16 +176,25 @@ class _Bids:
             rows = self.rows[mask]
             single = not bool((rows[1:] == rows[:-1]).any())
             self._own[key] = _Own(
-                mask, rows, self.kinds[mask], self.sizes[mask], self.values[mask], single, len(rows)
+                self._only(~mask),
+                rows,
+                self.kinds[mask],
+                self.sizes[mask],
+                self.values[mask],
+                single,
+                len(rows),
             )
         return self._own[key]
 
-    def best(self, prices: Floats, without: Booleans | None = None) -> Floats:
-        """The most profit each job can make at these prices (0 if it stays out), without some of the bids."""
+    def _only(self, mask: Booleans) -> _Bids | None:
+        if not mask.any():
+            return None
+        return _Bids(self.rows[mask], self.kinds[mask], self.sizes[mask], self.values[mask], self.jobs)
+
+    def best(self, prices: Floats) -> Floats:
+        """The most profit each job can make at these prices (0 if it stays out)."""
         out = np.zeros(self.jobs)
         profit = self.values - prices[self.kinds] * self.sizes
-        if without is not None:
-            profit[without] = 0.0
         out[self._bidders] = np.maximum(np.maximum.reduceat(profit, self._starts), 0.0)
         return out
 
@@ -201,9 +213,10 @@ def _sweep(bids: _Bids, prices: Floats, capacity: Floats, together: int) -> None
 def _clear(bids: _Bids, prices: Floats, chosen: Ints, capacity: float) -> float:
     """What must be added to the prices of these types so that the demand for them just fits; at least 0."""
     own = bids.own(chosen)
-    elsewhere = bids.best(prices, own.mask)
     profit = own.values - prices[own.kinds] * own.sizes
-    pays = (profit - elsewhere[own.rows]) / np.maximum(own.sizes, 1e-9)
+    if own.others is not None:
+        profit -= own.others.best(prices)[own.rows]
+    pays = profit / np.maximum(own.sizes, 1e-9)
     some = np.flatnonzero(pays > 0)  # at a price of 0 no other bid is made
     count = own.needed
     while True:  # many bids are far below the price: only the highest are sorted, as many as are needed
@@ -224,7 +237,7 @@ def _clear(bids: _Bids, prices: Floats, chosen: Ints, capacity: float) -> float:
 
 def _growth(rows: Ints, sizes: Floats) -> Floats:
     """By how much each bid, in this order, raises the most that its job has asked for so far."""
-    by_job = np.argsort(rows, kind="stable")
+    by_job = _in_order(rows)
     job, size = rows[by_job], sizes[by_job]
     step = float(size.max(initial=0.0)) + 1.0
     most = np.maximum.accumulate(job * step + size) - job * step
@@ -233,6 +246,14 @@ def _growth(rows: Ints, sizes: Floats) -> Floats:
     out = np.empty(len(rows))
     out[by_job] = grown
     return out
+
+
+def _in_order(numbers: Ints) -> Ints:
+    """Indices that sort these numbers of jobs, equal ones as they stand. Numbers of 16 bits are sorted in linear time."""
+    order = np.argsort((numbers & 0xFFFF).astype(np.uint16), kind="stable")
+    for shift in range(16, int(numbers.max(initial=0)).bit_length(), 16):
+        order = order[np.argsort((numbers[order] >> shift & 0xFFFF).astype(np.uint16), kind="stable")]
+    return order
 
 
 def prices_of(prices: Iterable[Price]) -> dict[str, float]:

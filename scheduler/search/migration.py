@@ -56,8 +56,9 @@ def better(round_: Round, assignment: Assignment) -> list[tuple[float, Candidate
     if current is None:
         return []
     found = []
+    now = round_.profit(current)
     for candidate in assignment.option.candidates:
-        gain = round_.profit(candidate) - round_.profit(current)
+        gain = round_.profit(candidate) - now
         if gain > 0 and pays(round_, assignment, current, candidate):
             found.append((gain, candidate))
     return found

@@ -53,7 +53,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidates import Candidate, SharedCandidates
 from ..fairness.quota import Right
 from ..model.plans import Action
 from ..model.snapshot import Job, JobId, JobKind, Placement, Reservation
@@ -139,10 +139,14 @@ def reserve(round_: Round, blocked: Iterable[Assignment]) -> list[Assignment]:
     """Make reservations for blocked jobs that are first in line. Returns the jobs to try again: those whose
     room is there, and those that this round had placed on their nodes."""
     policy = round_.policy
+    large: dict[int, bool] = {}
     waiting = [
         a
         for a in blocked
-        if a.placement is None and a.job.run is None and a.job.id not in round_.holds and _large(a)
+        if a.placement is None
+        and a.job.run is None
+        and a.job.id not in round_.holds
+        and _large(a.option.shared, large)
     ]
     if not waiting or not policy.reservations:
         return []
@@ -178,13 +182,15 @@ def reserve(round_: Round, blocked: Iterable[Assignment]) -> list[Assignment]:
     return again
 
 
-def _large(assignment: Assignment) -> bool:
+def _large(shared: SharedCandidates, known: dict[int, bool]) -> bool:
     """Whether smaller requests could pass the job: whatever becomes free is offered to the first in line, so one
-    accelerator is never taken from under it."""
-    candidates = assignment.option.candidates
-    return any(c.accelerators_m > 1000 for c in candidates) and all(
-        c.per_pod.accelerators_m % 1000 == 0 for c in candidates
-    )
+    accelerator is never taken from under it. `known`: answers so far."""
+    found = known.get(id(shared))
+    if found is None:
+        found = known[id(shared)] = any(c.accelerators_m > 1000 for c in shared.candidates) and all(
+            c.per_pod.accelerators_m % 1000 == 0 for c in shared.candidates
+        )
+    return found
 
 
 def _by_right(round_: Round, assignment: Assignment) -> bool:

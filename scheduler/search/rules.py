@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import chain
 
 from ..fairness.quota import EPS, Right
 from ..model.snapshot import Job, JobKind
@@ -119,17 +120,22 @@ def _of_tenant(claim: Claim, rule: Rule, tenant: str, planned: bool) -> list[Vic
     return list(found if rule.limit is None else rule.limit(claim, tenant, found))
 
 
-def _allowed(claim: Claim, rule: Rule, tenant: str, planned: bool) -> Iterator[Victim]:
+def _allowed(claim: Claim, rule: Rule, tenant: str, planned: bool) -> Iterable[Victim]:
     """Those of the tenant that pass the rule's tests; they are looked for when the first one is asked for."""
+    return chain.from_iterable(_listed(claim, rule, tenant, planned))
+
+
+def _listed(claim: Claim, rule: Rule, tenant: str, planned: bool) -> Iterator[Sequence[Victim]]:
+    """The same, first those that this round has placed."""
     own, pool = claim.round.stoppable, claim.candidate.pool
     tests = [test(claim) for test in rule.tests]
     if rule.key is None:
-        yield from _that(own.ran(pool, tenant) if rule.ran else own.due(pool, tenant), tests)
+        yield _that(own.ran(pool, tenant) if rule.ran else own.due(pool, tenant), tests)
         return
     key = rule.name, rule.key(claim)
     if planned:
-        yield from own.passing(pool, tenant, key, tests, planned=True)
-    yield from own.passing(pool, tenant, key, tests)
+        yield own.passing(pool, tenant, key, tests, planned=True)
+    yield own.passing(pool, tenant, key, tests)
 
 
 def _that(victims: Iterable[Victim], tests: Sequence[Holds]) -> list[Victim]:

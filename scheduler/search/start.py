@@ -261,7 +261,10 @@ def _nothing_fits(round_: Round, assignments: Iterable[Assignment]) -> bool:
     """Whether no request of these jobs fits: then nobody starts, and only the order remains to be found."""
     least: dict[int, tuple[int, Assignment, RankedCandidate]] = {}
     """The fewest pods of each shape, and whose request that is."""
-    for assignment in assignments:
+    one_each = {
+        (id(one.option.shared), one.job.node_selector, one.job.required_domain): one for one in assignments
+    }
+    for assignment in one_each.values():
         for row in assignment.ranked or round_.ranked(assignment):
             known, pods = least.get(row.shape), row.candidate.pods
             if known is None or pods < known[0]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from heapq import heappop, heappush
 
 import numpy as np
@@ -48,6 +49,14 @@ def choose_victims(
     if candidate.pods == 1:
         return search.one()
     return search.best() if thorough else search.many()
+
+
+def _different(amounts: Ints) -> Iterator[int]:
+    """The different ones of these amounts, of which there are few."""
+    while len(amounts):
+        amount = int(amounts[0])
+        yield amount
+        amounts = amounts[amounts != amount]
 
 
 def _cost(victims: Iterable[Victim]) -> float:
@@ -222,20 +231,18 @@ class _Search:
         ask, nodes = self.ask[self.nodes.key], self.nodes
         if not self.groups:
             return np.zeros(0, np.int64), np.zeros(0)
-        every, gratis = (
-            np.add.reduce(own) for own in zip(*(group.amounts for group in self.groups), strict=True)
-        )
+        every, gratis = map(sum, zip(*(group.amounts for group in self.groups), strict=True))
         some = np.flatnonzero(every)
         left = ask - np.maximum(0, nodes.accelerators_later()[some])
         missing = np.maximum(0, left - gratis[some])
         bounds = np.zeros(len(some))
         # Whoever leaves is paid for one pod alone where no node holds two.
         alone = not nodes.pool.is_cpu and (self.pods == 1 or 2 * ask > nodes.largest)
-        for missing_m in np.unique(missing).tolist() if alone else (0,):
+        for missing_m in _different(missing) if alone else (0,):
             here = missing == missing_m if alone else missing > 0
             if not alone or missing_m:
                 own = some[here]
-                least = np.minimum.reduce([group.least(missing_m)[own] for group in self.groups])
+                least = reduce(np.minimum, (group.least(missing_m) for group in self.groups))[own]
                 bounds[here] = least if alone else least * missing[here]
         bounds[left > every[some]] = np.inf
         return some, bounds * (1 - SLACK)
