@@ -62,16 +62,14 @@ def regret(round_: Round, assignment: Assignment, candidate: Candidate) -> float
     return gross + round_.market.cost(candidate)
 
 
-def charge(round_: Round, assignment: Assignment, hours: float) -> float:
-    """The work lost by stopping a job, as value per hour over this many hours."""
-    return (
-        round_.policy.move_gain_factor * assignment.option.weight * round_.lost_s(assignment) / 3600 / hours
-    )
+def lost_value(round_: Round, assignment: Assignment) -> float:
+    """The work lost by stopping a job, as value."""
+    return round_.policy.move_gain_factor * assignment.option.weight * round_.lost_s(assignment) / 3600
 
 
 def own_charge(round_: Round, assignment: Assignment, candidate: Candidate) -> float:
-    """The same for a running job that itself moves to the candidate."""
-    return charge(round_, assignment, hours_left(assignment, candidate))
+    """The work that a running job loses by moving to the candidate, as value per hour that it then runs."""
+    return lost_value(round_, assignment) / hours_left(assignment, candidate)
 
 
 def offered(round_: Round, assignment: Assignment, candidate: Candidate) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from .claim import Claim, charge, hours_left
+from .claim import Claim, hours_left, lost_value
 from .round import Round, Trial
 from .state import Assignment
 
@@ -31,7 +31,7 @@ def more_value(claim: Claim, trial: Trial) -> bool:
         lost += max(0.0, -change)
         run, candidate = other.job.run, new or old
         if run is not None and placement == run.placement and candidate is not None:
-            lost += charge(round_, other, min(hours, hours_left(other, candidate)))
+            lost += lost_value(round_, other) / min(hours, hours_left(other, candidate))
     return won > round_.policy.hysteresis * lost + NEGLIGIBLE
 
 

@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from itertools import chain
 
 from ..fairness.quota import EPS, Right
 from ..model.snapshot import Job, JobKind
-from .claim import Claim, charge, regret
+from .claim import Claim, lost_value, regret
 from .gains import a_share_or_a_gain, more_value, within_its_worth
 from .round import Round, Trial
 from .state import Assignment
@@ -61,6 +62,7 @@ Holds = Callable[[Assignment], bool]
 Test = Callable[[Claim], Holds]
 Limit = Callable[[Claim, str, Iterable[Victim]], Iterable[Victim]]
 Cost = Callable[[Claim, Assignment], float]
+Losses = Callable[[Round, Assignment], tuple[float, float]]
 Gains = Callable[[Claim, Trial], bool]
 
 
@@ -80,6 +82,9 @@ class Rule:
     """How much of a tenant or user gives way; None: all."""
     cost: Cost | None = None
     """What a job loses that gives way; None: the work that it repeats, in accelerator-seconds times exchange rate."""
+    losses: Losses | None = None
+    """In place of `cost`, where that is what it loses per hour plus, over the hours that the claim's job has left, what it
+    loses once."""
     ran: bool = True
     """Whether who gives way must have run `Policy.min_run_s`."""
     planned: bool = False
@@ -94,7 +99,8 @@ class Rule:
     gains: Gains | None = None
     """What must be gained; None: nothing, as the claim is a right or a promise."""
     key: Callable[[Claim], object] | None = None
-    """On what of the claim the victims of a tenant depend, beside pool and tenant; None: on all of it."""
+    """On what of the claim the victims of a tenant depend, beside pool and tenant (with `losses`: before their costs are
+    known); None: on all of it."""
 
 
 def victims_of(claim: Claim, rule: Rule, tenant: str, planned: bool = False) -> VictimGroup:
@@ -104,7 +110,7 @@ def victims_of(claim: Claim, rule: Rule, tenant: str, planned: bool = False) -> 
         planned: include those that were given their place in this round, where the rule may take it.
     """
     planned = planned and rule.planned
-    if rule.key is None:
+    if rule.key is None or rule.losses is not None:
         return VictimGroup(_of_tenant(claim, rule, tenant, planned), claim.nodes)
     key = (rule.name, claim.candidate.pool, tenant, planned, rule.key(claim))
     return claim.round.stoppable.group(
@@ -114,7 +120,9 @@ def victims_of(claim: Claim, rule: Rule, tenant: str, planned: bool = False) -> 
 
 def _of_tenant(claim: Claim, rule: Rule, tenant: str, planned: bool) -> list[Victim]:
     found = _allowed(claim, rule, tenant, planned)
-    if rule.cost is not None:
+    if rule.losses is not None:
+        found = _cheap(claim, rule, rule.losses, tenant)
+    elif rule.cost is not None:
         costs = ((victim.assignment, rule.cost(claim, victim.assignment)) for victim in found)
         found = (Victim(one, cost, claim.nodes) for one, cost in costs if cost <= claim.worth)
     return list(found if rule.limit is None else rule.limit(claim, tenant, found))
@@ -136,6 +144,24 @@ def _listed(claim: Claim, rule: Rule, tenant: str, planned: bool) -> Iterator[Se
     if planned:
         yield own.passing(pool, tenant, key, tests, planned=True)
     yield own.passing(pool, tenant, key, tests)
+
+
+def _cheap(claim: Claim, rule: Rule, losses: Losses, tenant: str) -> Iterable[Victim]:
+    """Those that pass the tests and lose no more than the claim is worth."""
+    assert rule.key is not None
+    found = claim.round.stoppable.cheap(
+        claim.candidate.pool,
+        tenant,
+        (rule.name, rule.key(claim)),
+        [test(claim) for test in rule.tests],
+        partial(losses, claim.round),
+        claim.hours,
+        claim.worth,
+    )
+    own = claim.assignment
+    return (
+        Victim(victim.assignment, cost, claim.nodes) for victim, cost in found if victim.assignment is not own
+    )
 
 
 def _that(victims: Iterable[Victim], tests: Sequence[Holds]) -> list[Victim]:
@@ -256,9 +282,9 @@ def _had_its_turn(claim: Claim) -> Holds:
     return holds
 
 
-def _known_place(claim: Claim) -> Holds:
-    """It is another job, on one of its candidates."""
-    return lambda other: other is not claim.assignment and other.candidate is not None
+def _known_place(_: Claim) -> Holds:
+    """It is on one of its candidates."""
+    return lambda other: other.candidate is not None
 
 
 def _not_patient(claim: Claim) -> Holds:
@@ -302,9 +328,9 @@ def _better_off(claim: Claim) -> Holds:
 # -- what is lost, and how long ---------------------------------------------------------------------------------
 
 
-def _regret_and_charge(claim: Claim, other: Assignment) -> float:
+def _regret_and_lost_value(round_: Round, other: Assignment) -> tuple[float, float]:
     assert other.candidate is not None
-    return regret(claim.round, other, other.candidate) + charge(claim.round, other, claim.hours)
+    return regret(round_, other, other.candidate), lost_value(round_, other)
 
 
 def _less_work(claim: Claim, other: Assignment) -> float:
@@ -392,10 +418,11 @@ VALUE = Rule(
     asks=_ours,
     tests=(_known_place, _equal, _training, _again, _not_patient),
     limit=own_or_above_user_share,
-    cost=_regret_and_charge,
+    losses=_regret_and_lost_value,
     displaced=Displaced.CHAIN,
     thorough=False,
     gains=more_value,
+    key=lambda claim: (claim.round.priority(claim.job), claim.candidate.accelerators_m),
 )
 LINK = replace(VALUE, name="link", displaced=Displaced.LATER, gains=None)
 """One step of the chain behind a swap by value: the whole chain is accepted or not."""

@@ -9,15 +9,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
+
 from ..model.snapshot import JobId
 from ..placement.cluster import Cluster
 from .state import Assignment
-from .victim_groups import Victim, VictimGroup
+from .victim_groups import Floats, Victim, VictimGroup
 
 Where = tuple[str, str]
 """Pool and tenant."""
 _Order = tuple[float, JobId]
 _Test = Callable[[Assignment], bool]
+Losses = Callable[[Assignment], tuple[float, float]]
+"""What a job loses per hour and once if it gives way."""
 
 
 class _Sorted:
@@ -63,9 +67,19 @@ class _Passing(_Sorted):
         pairs = zip(known.order, known.victims, strict=True)
         super().__init__(pair for pair in pairs if _passes(pair[1], tests))
         self._known, self._read = known, len(known.log)
+        self._losses: tuple[Floats, Floats] | None = None
+
+    def losses(self, of: Losses) -> tuple[Floats, Floats]:
+        """What each victim loses per hour, and once."""
+        if self._losses is None:
+            rows = np.array([of(victim.assignment) for victim in self.victims], np.float64).reshape(-1, 2)
+            self._losses = rows[:, 0], rows[:, 1]
+        return self._losses
 
     def follow(self, tests: Sequence[_Test]) -> None:
         log = self._known.log
+        if self._read < len(log):
+            self._losses = None
         for order, victim in log[self._read :]:
             if victim is None:
                 self.remove(order)
@@ -162,15 +176,34 @@ class Stoppable:
     ) -> Sequence[Victim]:
         """Those of them (or of `planned`) that pass tests, which may depend on the key, on the job and on its place
         alone."""
-        where = pool, tenant
         if not tests:
             return self.planned(pool, tenant) if planned else self.ran(pool, tenant)
+        return self._that_pass((pool, tenant), key, tests, planned).victims
+
+    def cheap(
+        self,
+        pool: str,
+        tenant: str,
+        key: object,
+        tests: Sequence[_Test],
+        losses: Losses,
+        hours: float,
+        worth: float,
+    ) -> list[tuple[Victim, float]]:
+        """Those of the same (not of `planned`) that cost no more than this, with the cost: what they lose per hour, and
+        what they lose once over so many hours."""
+        known = self._that_pass((pool, tenant), key, tests, planned=False)
+        each_hour, once = known.losses(losses)
+        costs = each_hour + once / hours
+        return [(known.victims[i], float(costs[i])) for i in np.flatnonzero(costs <= worth).tolist()]
+
+    def _that_pass(self, where: Where, key: object, tests: Sequence[_Test], planned: bool) -> _Passing:
         known = self._passing.get((where, key, planned))
         if known is None:
             of = self._planned.setdefault(where, _Logged(())) if planned else self._list(where)
             known = self._passing[where, key, planned] = _Passing(of, tests)
         known.follow(tests)
-        return known.victims
+        return known
 
     def due(self, pool: str, tenant: str) -> list[Victim]:
         """Jobs of the tenant with a place in this pool that may be stopped for a guarantee that is due, least

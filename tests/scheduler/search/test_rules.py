@@ -48,6 +48,7 @@ def test_rights_are_carried_out_alike_so_that_they_are_searched_together(rule: R
     )
     assert rule.gains is None
     assert rule.cost is None, "the work that is repeated, so that the costs of all rights compare"
+    assert rule.losses is None
 
 
 def test_who_takes_what_is_guaranteed_leaves_a_place_as_good() -> None:
