@@ -18,6 +18,7 @@ the share of accelerator time spent on unmeasured placements is below ``learning
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import attrgetter
@@ -274,6 +275,20 @@ def table_of(
         seen = [c for c in _private_cells(start, each) if c.workload_class in shown]
         own += _with_memory(seen, _raised(planned, each))
     return replace(table, learned=(*table.learned, *own))
+
+
+def with_classes(
+    table: PerformanceTable, later: PerformanceTable, classes: AbstractSet[str]
+) -> PerformanceTable:
+    """The table with the cells of these classes as they are in a later one."""
+
+    def merged(own: Iterable[Cell], others: Iterable[Cell]) -> tuple[Cell, ...]:
+        kept = (cell for cell in own if cell.workload_class not in classes)
+        return (*kept, *(cell for cell in others if cell.workload_class in classes))
+
+    return replace(
+        table, cells=merged(table.cells, later.cells), learned=merged(table.learned, later.learned)
+    )
 
 
 def _raised(planned: Mapping[Place, int], records: Iterable[Record]) -> dict[Place, int]:

@@ -16,7 +16,7 @@ replicas of services, pods of other controllers) is there as far as the guarante
 (accounting/non_preemptible.py).
 
 What time alone changes is made again by a full snapshot only: the past use of tenants, and what the table learns from
-reports. Between two full ones a class or a size that is new gets its cells at once.
+reports. Between two full ones a class or a size that is new gets its cells at once, and those of other classes stay.
 
 Units are the scheduler's (``busbar.scheduler.model.snapshot``): thousandths of an accelerator, millicores, MiB.
 """
@@ -42,7 +42,7 @@ from busbar.operator.pods import foreign_pods, orphans
 from busbar.operator.pods.claims import Claim
 from busbar.operator.pools.capacities import Capacities, Use
 from busbar.operator.pools.nodes import scheduler_pool
-from busbar.operator.profiles.table import Asked, JobFacts, facts_of, table_of
+from busbar.operator.profiles.table import Asked, JobFacts, facts_of, table_of, with_classes
 from busbar.operator.queue.controller import Item
 from busbar.operator.scheduling.power_domains import PowerDomains, holds_boards, is_closed
 from busbar.operator.serving import claims as serving
@@ -104,7 +104,9 @@ class SnapshotBuilder:
         self._changed: set[str] = set()
         """Kinds of which an object changed, of those that are few."""
         self._unlearned = True
-        """Whether the table lacks something that it must not lack until the next full snapshot."""
+        """Whether the table rests on something that has changed and that may not wait for the next full snapshot."""
+        self._new_classes: set[str] = set()
+        """Classes of which the table lacks cells."""
         self._table = PerformanceTable()
         self._pools: tuple[Pool, ...] = ()
         self._tenants: dict[Key, tuple[Tenant, STenant]] = {}
@@ -195,7 +197,10 @@ class SnapshotBuilder:
         self._follow_claims(now, full=full)
         self._follow_facts()
         if full or self._unlearned:
-            self._table, self._unlearned = self._learned(), False
+            self._table = self._learned()
+        elif self._new_classes:
+            self._table = with_classes(self._table, self._learned(), self._new_classes)
+        self._unlearned, self._new_classes = False, set()
         tenants = self._tenants_at(now, full=full)
         domains, nodes = self._hung_on_feeds()
         self._changed.clear()
@@ -436,7 +441,8 @@ class SnapshotBuilder:
             if old.asked == new.asked:
                 continue
             if new.asked is not None:
-                self._unlearned = self._unlearned or not self._asked[new.asked]
+                if not self._asked[new.asked]:
+                    self._new_classes.add(new.asked.workload_class)
                 self._asked[new.asked] += 1
             if old.asked is not None:
                 self._asked[old.asked] -= 1

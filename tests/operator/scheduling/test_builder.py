@@ -237,6 +237,23 @@ def test_a_class_that_is_new_has_its_cells_at_once_and_reports_are_learned_from_
     )
 
 
+def test_a_class_that_is_new_leaves_what_was_learned_of_others_to_the_next_full_plan() -> None:
+    builder = builder_of(ClusterObjects((learns("a", 100.0),), (), (pool(),), (tenant("team", ["team"]),)))
+    before = builder.snapshot(NOW)
+    known = before.jobs[0].workload_class
+    other = job("b", engine={**ENGINE, "model": {"config": {**CONFIG, "hidden_size": 512}}})
+    builder.put(JOB, Key("team", "a"), learns("a", 300.0))
+    builder.put(JOB, Key("team", "b"), other)
+    table = builder.snapshot(NOW, full=False).table
+    assert {cell.workload_class for cell in table.cells} > {known}
+    assert {c for c in table.learned if c.workload_class == known} == set(before.table.learned)
+    later = builder.snapshot(NOW).table
+    assert {c for c in later.learned if c.workload_class == known} != set(before.table.learned)
+    assert {c for c in later.learned if c.workload_class != known} == {
+        c for c in table.learned if c.workload_class != known
+    }
+
+
 def test_the_object_behind_a_job_is_found_by_its_id() -> None:
     wants = service(replicas=2, status={"desiredReplicas": 2, "observedGeneration": 1})
     opted = gated(0, kind="", owner="x", queued=True, pinned="", requests=Requests(500))
