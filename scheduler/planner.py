@@ -49,6 +49,7 @@ from .model.snapshot import JobId, Snapshot
 from .search.actions import actions
 from .search.defragment import defragment
 from .search.exchange import exchange
+from .search.fitting import fitting
 from .search.follow import follow
 from .search.growth import grow
 from .search.hasten import hasten
@@ -59,8 +60,8 @@ from .search.preemption import reclaim
 from .search.reservations import keep, reservations, reserve, take
 from .search.round import Round
 from .search.sleepers import take_from_sleepers
-from .search.start import Blocked, order, start_waiting
-from .search.state import Assignment, Memo, PlanningState, RankedCandidate
+from .search.start import Blocked, start_waiting
+from .search.state import Assignment, Memo, PlanningState
 from .search.swap import improve
 from .search.transfer import transfer
 from .search.watt_work import power_prices
@@ -198,8 +199,9 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
         known = RecordIndex.of(last.waiting)
     touched = _touched(state, last, known, event)
     with lifted(round_.holds.values()):  # some may use the room of a reservation
-        fitting = _fitting(round_, event, blocked, touched)
-    left = take_from_sleepers(round_, start_waiting(round_, touched.values(), blocked, fitting))
+        pools = round_.cluster.on_feeds_of({one.pool for one in event.happened if one.frees})
+        others = fitting(round_, pools, blocked, touched)
+    left = take_from_sleepers(round_, start_waiting(round_, touched.values(), blocked, others))
     for _ in range(PASSES):
         changed = take(round_)
         changed = reclaim(round_, _without_place(left)) or changed
@@ -270,69 +272,6 @@ def _touched(state: PlanningState, last: Plan, known: RecordIndex, event: Event)
             if assignment.job.tenant in tenants or assignment.job.workload_class in classes
         }
     return {name: state.waiting[name] for name in names if name in state.waiting}
-
-
-def _fitting(
-    round_: Round, event: Event, blocked: Blocked, touched: dict[JobId, Assignment]
-) -> list[Assignment]:
-    """Other waiting jobs that fit where something became free."""
-    pools = round_.cluster.on_feeds_of({one.pool for one in event.happened if one.frees})
-    if not pools:
-        return []
-    fits: dict[int, int] = {}
-    """Pods of each shape that there is room for."""
-    known: dict[tuple[object, ...], frozenset[tuple[int, int]]] = {}
-    """Shapes and pods that fit, by request."""
-    found: list[tuple[Assignment, frozenset[tuple[int, int]]]] = []
-    for name, assignment in round_.state.waiting.items():
-        if name in touched:
-            continue
-        key = (id(assignment.option.shared), assignment.job.node_selector, assignment.job.required_domain)
-        fitting = known.get(key)
-        if fitting is None:
-            rows = [row for row in round_.ranked(assignment) if row.candidate.pool in pools]
-            rows = [row for row in rows if _fits(round_, assignment, row, fits, blocked)]
-            fitting = known[key] = frozenset((row.shape, row.candidate.pods) for row in rows)
-        if fitting:
-            found.append((assignment, fitting))
-    found.sort(key=lambda item: order(round_, item[0]))
-    return _foremost(round_, found, fits)
-
-
-def _fits(
-    round_: Round, assignment: Assignment, row: RankedCandidate, fits: dict[int, int], blocked: Blocked
-) -> bool:
-    """Whether the job fits with this candidate now."""
-    candidate, shape = row.candidate, row.shape
-    if candidate.pods >= blocked.least.get(shape, 1 << 30):
-        return False
-    if shape not in fits:
-        fits[shape] = round_.pods_that_fit(assignment.job, candidate)
-    if fits[shape] >= candidate.pods:
-        return True
-    blocked.note(shape, candidate.pods)
-    return False
-
-
-def _foremost(
-    round_: Round, found: list[tuple[Assignment, frozenset[tuple[int, int]]]], fits: dict[int, int]
-) -> list[Assignment]:
-    """For each user, as many jobs as there could be room for, and as many that are worth their price."""
-    counts: dict[tuple[str, str, int, bool], int] = {}
-    chosen: list[Assignment] = []
-    for assignment, fitting in found:
-        needed = False
-        for row in round_.ranked(assignment):
-            shape, pods = row.shape, row.candidate.pods
-            if (shape, pods) in fitting:
-                key = (assignment.job.tenant, assignment.job.user, shape, row.profit >= 0)
-                count = counts.get(key, 0)
-                if count < fits[shape]:
-                    counts[key] = count + pods
-                    needed = True
-        if needed:
-            chosen.append(assignment)
-    return chosen
 
 
 def _identity(snapshot: Snapshot, policy: Policy, now: float) -> str:

@@ -73,6 +73,7 @@ def follow(state: PlanningState, snapshot: Snapshot) -> bool:
         state.holdings.set_tenants(snapshot.tenants)
         for assignment in state.assignments.values():
             assignment.order = None
+        state.queues.sort_again(state.waiting.values())
     _follow_jobs(state, gone, come, frozenset() if table is None else table.changed)
     state.holdings.update_entitlements()
     state.update_demand()

@@ -32,6 +32,7 @@ from ..candidates.candidates import Candidate
 from ..fairness.quota import Right
 from ..model.snapshot import JobId, JobKind
 from .holds import Hold, lifted
+from .queues import Order
 from .round import Round
 from .state import Assignment, RankedCandidate
 
@@ -51,9 +52,6 @@ class Blocked:
     def note(self, shape: int, pods: int) -> None:
         self.notes += 1
         self.least[shape] = min(pods, self.least.get(shape, 1 << 30))
-
-
-Order = tuple[int, bool, bool, float, float, JobId]
 
 
 def order(round_: Round, assignment: Assignment) -> Order:

@@ -30,6 +30,7 @@ from ..placement.demand_mix import DemandMix
 from ..placement.feeds import Feeds
 from ..placement.watt_limits import most_watts, watt_limits
 from .deadlines import deadline_shares
+from .queues import Order, WaitingQueues
 
 _PROFIT = attrgetter("profit")
 
@@ -66,7 +67,7 @@ class Assignment:
     """Value above price of the job's best candidate; 0 if none is worth its price."""
     value_density: float = 0.0
     """The most value per accelerator that any candidate brings."""
-    order: tuple[int, bool, bool, float, float, JobId] | None = None
+    order: Order | None = None
     """Sort key, cached by `start.order`."""
 
     @property
@@ -121,6 +122,8 @@ class PlanningState:
         """Jobs with a place, by pool and tenant."""
         self.waiting: dict[JobId, Assignment] = {}
         """Jobs without a place that may be given one."""
+        self.queues = WaitingQueues()
+        """Jobs that wait by the snapshot."""
         self.releasing: dict[JobId, Assignment] = {}
         """Jobs whose running attempt is being stopped."""
         self.yielding: dict[JobId, Assignment] = {}
@@ -377,6 +380,7 @@ class PlanningState:
             self._ran[job.id] = run.started_at_s, job.attained_s / units
         if run is None:
             self.waiting[job.id] = assignment
+            self.queues.add(assignment)
         elif run.releasing:
             self.releasing[job.id] = assignment
             self.cluster.take_releasing(self.candidates.draws.counted(job, run.placement))
@@ -409,6 +413,7 @@ class PlanningState:
         run = job.run
         if run is None:
             del self.waiting[job.id]
+            self.queues.drop(job.id)
         elif run.releasing:
             del self.releasing[job.id]
             self.cluster.take_releasing(self.candidates.draws.counted(job, run.placement), sign=1)

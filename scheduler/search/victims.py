@@ -231,7 +231,9 @@ class _Search:
         ask, nodes = self.ask[self.nodes.key], self.nodes
         if not self.groups:
             return np.zeros(0, np.int64), np.zeros(0)
-        every, gratis = map(sum, zip(*(group.amounts for group in self.groups), strict=True))
+        amounts = [group.amounts for group in self.groups]
+        every: Ints = reduce(np.add, (own for own, _ in amounts))
+        gratis: Ints = reduce(np.add, (own for _, own in amounts))
         some = np.flatnonzero(every)
         left = ask - np.maximum(0, nodes.accelerators_later()[some])
         missing = np.maximum(0, left - gratis[some])
