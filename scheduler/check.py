@@ -105,6 +105,7 @@ class Checker:
         for name in sorted({self._jobs[key].tenant for key in new}):
             if name not in known:
                 wrong.append(f"tenant {name!r} is not in the snapshot")
+            if name not in known or not known[name].quotas:
                 continue
             had = {key: self._before[key] for key in sorted(self._of.get(name, ()))}
             gets = {key: placement for key, placement in new.items() if self._jobs[key].tenant == name}
@@ -127,7 +128,8 @@ class Checker:
         """Every job runs, or has exactly one record that says why not."""
         counts: Counter[str] = Counter([record.job for record in plan.waiting])
         delayed = {action.job for action in plan.actions if action.after}
-        wrong = [f"{key}: {count} waiting records" for key, count in sorted(counts.items()) if count > 1]
+        several = sorted((key, count) for key, count in counts.items() if count > 1)
+        wrong = [f"{key}: {count} waiting records" for key, count in several]
         waits = (self._idle - (new.keys() - self._leaving)) | (changed.keys() - new.keys())
         for key in sorted(waits - counts.keys()):
             wrong.append(f"{self._jobs[key].key}: it waits and nobody says why")

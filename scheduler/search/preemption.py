@@ -10,6 +10,7 @@ from __future__ import annotations
 from ..fairness.quota import Right
 from .claim import Claim
 from .proposal import propose
+from .queues import request_of
 from .round import Round
 from .rules import DUE, RIGHTS, TOGETHER
 from .state import Assignment
@@ -35,13 +36,18 @@ def _reclaim_one(
     """Whether the job could be started by its right to one of its candidates.
 
     Args:
-        hopeless: requests that failed already; equal requests fail too.
+        hopeless: requests that failed already; equal requests fail too. Also jobs of which all failed, by what decides
+            that: while their tenant's holdings are the same, so do all requests of jobs alike.
         due: use only its guarantee, and also take jobs that have just started.
     """
     job, holdings = assignment.job, round_.holdings
     if (due or not round_.can_disrupt()) and holdings.best_right(
         job.tenant, assignment.option.shared.sizes
     ) > Right.GUARANTEED:
+        return False
+    version, priority = holdings.version.get(job.tenant, 0), round_.priority(job)
+    alike = job.tenant, job.user, priority, request_of(assignment), due, version, round_.can_disrupt()
+    if alike in hopeless:
         return False
     for ranked in round_.shares.ordered(assignment):
         candidate = ranked.candidate
@@ -52,13 +58,14 @@ def _reclaim_one(
         right = holdings.right(job.tenant, candidate.accelerator, candidate.accelerators_m)
         if right is not Right.GUARANTEED and (due or not round_.can_disrupt()):
             continue
-        key = (job.tenant, job.user, round_.priority(job), right, ranked.shape, candidate.pods, due)
+        key = (job.tenant, job.user, priority, right, ranked.shape, candidate.pods, due)
         if key in hopeless:
             continue
         claim = Claim(round_, assignment, candidate, right)
         if _start_due(claim) if due else _start_by_right(claim):
             return True
         hopeless.add(key)
+    hopeless.add(alike)
     return False
 
 

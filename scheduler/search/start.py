@@ -330,6 +330,9 @@ class _TenantQueue:
             self.users.setdefault(assignment.job.user, []).append(assignment)
         self.first = next(iter(self.users))
         self.shared = len(self.users) > 1
+        self._version = -1
+        self._rights: dict[int, Right] = {}
+        self._held_per_weight = 0.0
         self.heap = [self._key(user) for user in self.users] if self.shared else []
         heapify(self.heap)
 
@@ -338,6 +341,21 @@ class _TenantQueue:
         turn = self.round.holdings.user_order(assignment.job.tenant, user, assignment.option.shared.sizes)
         own = order(self.round, assignment)
         return (*own[:3], *turn, *own[3:], user)
+
+    def turn(self) -> tuple[Right, float, float]:
+        """When it is the tenant's turn among others, for its next job: by right, by when a guarantee is due, by what it
+        holds."""
+        assignment, holdings, now = self.next(), self.round.holdings, self.round.now
+        job, shared = assignment.job, assignment.option.shared
+        version = holdings.version.get(job.tenant, 0)
+        if version != self._version:
+            self._version, self._rights = version, {}
+            self._held_per_weight = holdings.held_per_weight(job.tenant)
+        right = self._rights.get(id(shared))
+        if right is None:
+            right = self._rights[id(shared)] = holdings.best_right(job.tenant, shared.sizes)
+        due = self.round.reclaim_due_at_s(assignment) if right is Right.GUARANTEED else math.inf
+        return right, due if due <= now else math.inf, self._held_per_weight
 
     def __bool__(self) -> bool:
         """Whether a job is left."""
@@ -373,7 +391,7 @@ def _pass(
     for assignment in assignments:
         queues.setdefault(assignment.job.tenant, []).append(assignment)
     queues_of = {name: _TenantQueue(round_, queue) for name, queue in queues.items()}
-    heap = [(*_tenant_order(round_, queue.next()), name) for name, queue in queues_of.items()]
+    heap = [(*queue.turn(), name) for name, queue in queues_of.items()]
     heapify(heap)
     left: list[Assignment] = []
     while heap:
@@ -386,19 +404,12 @@ def _pass(
             queue.requeue()
             if not queue:
                 break
-            fresh = _tenant_order(round_, queue.next())
+            fresh = queue.turn()
             if heap and (*fresh, name) > heap[0]:
                 heappush(heap, (*fresh, name))
                 break
             right = fresh[0]
     return left
-
-
-def _tenant_order(round_: Round, assignment: Assignment) -> tuple[Right, float, float]:
-    holdings, tenant = round_.holdings, assignment.job.tenant
-    right = holdings.best_right(tenant, assignment.option.shared.sizes)
-    due = round_.reclaim_due_at_s(assignment) if right is Right.GUARANTEED else math.inf
-    return right, due if due <= round_.now else math.inf, holdings.held_per_weight(tenant)
 
 
 def start_one(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from busbar.scheduler import Job, JobId, Policy, Snapshot, Tenant, User
-from busbar.scheduler.search.claim import charge, offered, regret
+from busbar.scheduler.search.claim import lost_value, offered, regret
 from busbar.scheduler.search.preemption import reclaim
 from busbar.scheduler.search.round import Round, place_of
 from busbar.scheduler.search.state import PlanningState
@@ -114,7 +114,7 @@ def test_what_a_place_is_worth_to_a_job() -> None:
     assert regret(round_, assignment, fast) == 0.5 * weight
     assert offered(round_, assignment, fast) == weight
     # 30 s lost of one hour, counted twice (`Policy.move_gain_factor`).
-    assert charge(round_, assignment, hours=1.0) == 2 * weight * 30 / 3600
+    assert lost_value(round_, assignment) == 2 * weight * 30 / 3600
 
 
 def test_a_failed_preemption_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
