@@ -24,6 +24,7 @@ import platform
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -88,13 +89,18 @@ def make_model(shape: dict[str, int], device: torch.device, dtype: torch.dtype, 
 
 
 def make_engine(
-    model: Any, kv_bytes: int, max_running: int, block_tokens: int = 64, prefix_cache: bool = False
+    model: Any,
+    kv_bytes: int,
+    max_running: int,
+    block_tokens: int = 64,
+    prefix_cache: bool = False,
+    tensors: Mapping[str, torch.Tensor] | None = None,
 ) -> EngineCore:
-    """Our engine on the same weights (copied and fused). Runs are repeated with the same prompts, so beside a peer
-    without a prefix cache ours is off."""
+    """Our engine on the same weights (copied and fused), which are the model's own unless `tensors` names them as a
+    checkpoint does. Runs are repeated with the same prompts, so beside a peer without a prefix cache ours is off."""
     arch = parse_architecture(model.config.to_dict())
     device = model.device
-    weights = fuse_weights(model.state_dict(), arch, device, model.dtype)
+    weights = fuse_weights(model.state_dict() if tensors is None else tensors, arch, device, model.dtype)
     words = {f"w{i}": i for i in range(arch.vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     settings = EngineSettings(

@@ -64,6 +64,8 @@ class ServingReport(CellReport):
     """Speed and memory of one serving replica."""
 
     parameters: Count = 0
+    active_parameters: Count | None = None
+    """Those that a token is multiplied with: all, but for experts that it does not choose. None: not known."""
     weights_stored: Text = ""
     """As what the layers' matrices are kept: a float dtype, int8 or int4."""
     weight_bytes: Count = 0

@@ -134,9 +134,9 @@ class StepModel:
         return cls(
             name,
             a_s=STEP_OVERHEAD_S + weights / bandwidth,
-            b_s=2 * model.parameters / flops,
+            b_s=2 * model.active_parameters / flops,
             c_s=kv_bytes / bandwidth,
-            d_s=2 * model.parameters / flops,
+            d_s=2 * model.active_parameters / flops,
             e_s=4 * model.layers * model.heads * model.head_dim / flops,
             kv_tokens=math.floor((used - weights) / kv_bytes),
             watts=device.watts * accelerators,

@@ -28,7 +28,10 @@ def workload_class(model: ModelShape, batch: BatchShape, optimizer: str = "AdamW
     shape["freeze"] = sorted(set(batch.freeze))
     if not batch.freeze:
         del shape["freeze"]
-    text = json.dumps([asdict(model), shape, optimizer], sort_keys=True)
+    dimensions = asdict(model)
+    if not model.experts:
+        del dimensions["experts"], dimensions["experts_per_token"]
+    text = json.dumps([dimensions, shape, optimizer], sort_keys=True)
     size = model.parameters
     for unit, scale in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if size >= scale:

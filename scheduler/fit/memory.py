@@ -72,12 +72,14 @@ def activations(model: ModelShape, batch: BatchShape) -> int:
     tokens = batch.micro_batch * batch.sequence_length
     logits = 4 * tokens * model.vocabulary
     element = tokens * batch.weight_bytes
-    block = element * ((14 if batch.dtype == "float32" else 16) * model.hidden + 3 * model.intermediate)
+    block = element * (
+        (14 if batch.dtype == "float32" else 16) * model.hidden + 3 * model.active_intermediate
+    )
     table = batch.weight_bytes * model.vocabulary * model.hidden if model.tied else 0
     if batch.activations != RECOMPUTE:
         return max(model.layers * block + 3 * logits, 3 * table)
     inputs = model.layers * element * model.hidden
-    inside = block + element * (2 * model.hidden + model.intermediate)
+    inside = block + element * (2 * model.hidden + model.active_intermediate)
     return max(inputs + inside + table, inputs + 3 * logits + 4 * element * model.hidden, 3 * table)
 
 

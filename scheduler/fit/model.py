@@ -8,6 +8,8 @@ from dataclasses import dataclass
 _TWO_MATRIX_MLP = frozenset(
     {"gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2"}
 )
+_EXPERTS = frozenset({"mixtral", "qwen3_moe"})
+"""Architectures whose every layer is attention and experts. Of others with experts only the dense part is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,48 +20,87 @@ class ModelShape:
     layers: int
     hidden: int
     intermediate: int
+    """Of the MLP, or of one expert."""
     heads: int
     kv_heads: int
     head_dim: int
     vocabulary: int
     tied: bool = True
     gated: bool = True
+    experts: int = 0
+    """In a layer, in the place of the MLP; 0: it is dense."""
+    experts_per_token: int = 0
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> ModelShape:
         """From the content of config.json (or `spec.engine.model.config`).
 
         Raises:
-            ValueError: a dimension is missing; names the keys that were looked for.
+            ValueError: a dimension is missing; names the keys that were looked for. Or layers are not of one form.
         """
         kind = str(config.get("model_type") or _first_architecture(config))
         hidden = _number(config, "hidden_size", "n_embd", "d_model")
         heads = _number(config, "num_attention_heads", "n_head", "num_heads")
+        experts, per_token = _experts(config) if kind in _EXPERTS else (0, 0)
+        inner = (
+            ("moe_intermediate_size",) if kind == "qwen3_moe" else ("intermediate_size", "ffn_dim", "n_inner")
+        )
         return cls(
             architecture=kind,
             layers=_number(config, "num_hidden_layers", "n_layer", "num_layers"),
             hidden=hidden,
-            intermediate=_number(config, "intermediate_size", "ffn_dim", "n_inner", default=4 * hidden),
+            intermediate=_number(config, *inner, default=None if experts else 4 * hidden),
             heads=heads,
             kv_heads=_number(config, "num_key_value_heads", default=heads),
             head_dim=_number(config, "head_dim", default=hidden // heads),
             vocabulary=_number(config, "vocab_size"),
             tied=bool(config.get("tie_word_embeddings", kind == "gpt2")),
             gated=kind not in _TWO_MATRIX_MLP,
+            experts=experts,
+            experts_per_token=per_token,
         )
 
     @property
     def layer_parameters(self) -> int:
         """Weights of one block."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        mlp = (3 if self.gated else 2) * self.hidden * self.intermediate
-        return attention + mlp + 2 * self.hidden
+        return self._layer(self.experts or 1)
 
     @property
     def parameters(self) -> int:
         """All weights."""
+        return self._whole(self.layer_parameters)
+
+    @property
+    def active_layer_parameters(self) -> int:
+        """Of those of one block the ones that a token is multiplied with: of experts only the chosen ones."""
+        return self._layer(self.experts_per_token or 1)
+
+    @property
+    def active_parameters(self) -> int:
+        """The same of all weights."""
+        return self._whole(self.active_layer_parameters)
+
+    @property
+    def active_intermediate(self) -> int:
+        """Inner elements of a token in one block."""
+        return self.intermediate * (self.experts_per_token or 1)
+
+    def read_layer_parameters(self, tokens: int) -> float:
+        """Of those of one block the ones that a step of so many tokens reads. Of E experts, of which each token chooses k,
+        E (1 - (1 - k / E) ^ tokens) are read on average where tokens choose alike often and by themselves."""
+        if not self.experts:
+            return float(self.layer_parameters)
+        skipped = (1 - self.experts_per_token / self.experts) ** tokens
+        return self._layer(0) + (self.layer_parameters - self._layer(0)) * (1 - skipped)
+
+    def _layer(self, mlps: int) -> int:
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        mlp = (3 if self.gated else 2) * self.hidden * self.intermediate
+        return attention + mlps * mlp + self.experts * self.hidden + 2 * self.hidden
+
+    def _whole(self, layer: int) -> int:
         embedding = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return self.layers * self.layer_parameters + embedding + self.hidden
+        return self.layers * layer + embedding + self.hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +130,16 @@ class BatchShape:
 def _first_architecture(config: Mapping[str, object]) -> str:
     names = config.get("architectures")
     return str(names[0]) if isinstance(names, list | tuple) and names else "unknown"
+
+
+def _experts(config: Mapping[str, object]) -> tuple[int, int]:
+    """(in a layer, of a token)."""
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise ValueError(
+            "the model's config has layers with experts and layers without (mlp_only_layers, decoder_sparse_step), whose "
+            "size no formula describes"
+        )
+    return _number(config, "num_local_experts", "num_experts"), _number(config, "num_experts_per_tok")
 
 
 def _number(config: Mapping[str, object], *keys: str, default: int | None = None) -> int:

@@ -9,7 +9,9 @@ of a weight (4 in float32, 2 in bfloat16) and v bytes of keys and values per tok
     stream    two slots, and as many as fit      also what does not stay, over the link or from the disk
 
 and w t + keys and values + the runtime in all of them. A step of B requests takes the longest of reading device memory,
-2 B (L P_l + t) operations, and reading what is streamed: the engine reads ahead. The host needs room for a layer at least;
+2 B (L A_l + t) operations, and reading what is streamed: the engine reads ahead. With experts A_l are the parameters of a
+layer that one token uses, and of device memory a step reads the experts that its B tokens choose (`read_layer_parameters`);
+else both are P_l. Streamed layers are read with all their experts. The host needs room for a layer at least;
 what is streamed to a GPU is kept there where it fits, else on the disk, which is slower than said here. The engine's own plan
 (`workloads/serving/stream_plan.py`) is exact for the model at hand and measures the link; a test compares both.
 """
@@ -56,7 +58,11 @@ class ModeChoice:
 
 
 def layer_bytes(model: ModelShape, serving: ServingShape, mode: str) -> int:
-    return model.layer_parameters * (1 if mode == "int8" else serving.weight_bytes)
+    return model.layer_parameters * _weight_bytes(serving, mode)
+
+
+def _weight_bytes(serving: ServingShape, mode: str) -> int:
+    return 1 if mode == "int8" else serving.weight_bytes
 
 
 def _fixed_bytes(model: ModelShape, serving: ServingShape) -> int:
@@ -93,8 +99,9 @@ def serving_step_s(
 ) -> float:
     """Predicted seconds of a decoding step of all sequences."""
     tables = model.vocabulary * model.hidden
-    weights = model.layers * model.layer_parameters + tables
-    read = model.layers * layer_bytes(model, serving, mode) + tables * serving.weight_bytes
+    weights = model.layers * model.active_layer_parameters + tables
+    layer = model.read_layer_parameters(serving.sequences) * _weight_bytes(serving, mode)
+    read = model.layers * layer + tables * serving.weight_bytes
     flops = device.tflops * 1e12 * device.utilisation
     busy = max(read / (device.memory_gb_per_s * 1e9), 2 * weights * serving.sequences / flops)
     if mode != "stream":

@@ -126,7 +126,7 @@ def speed_limit(model: ModelShape, device: Accelerator, accelerators: float = 1.
     throughput; 0 (not known) for CPUs, whose instruction sets differ too much."""
     if device.name == "cpu":
         return 0.0
-    return device.tflops * 1e12 * accelerators / (2 * model.layers * model.layer_parameters)
+    return device.tflops * 1e12 * accelerators / (2 * model.layers * model.active_layer_parameters)
 
 
 def again_ratio(model: ModelShape, batch: BatchShape) -> float:
@@ -136,8 +136,8 @@ def again_ratio(model: ModelShape, batch: BatchShape) -> float:
 
 
 def _flops_per_token(model: ModelShape, batch: BatchShape) -> int:
-    again = 2 * model.layers * model.layer_parameters if batch.activations == RECOMPUTE else 0
-    return 6 * model.parameters - 2 * frozen_parameters(model, batch.freeze) + again
+    again = 2 * model.layers * model.active_layer_parameters if batch.activations == RECOMPUTE else 0
+    return 6 * model.active_parameters - 2 * frozen_parameters(model, batch.freeze) + again
 
 
 def _groups(batch: BatchShape, share: float, trained: int, compute_s: float) -> list[GroupWork]:

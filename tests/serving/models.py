@@ -8,7 +8,15 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 CORPUS = [
     "def add(a, b):\n    return a + b\n",
@@ -18,6 +26,27 @@ CORPUS = [
 ] * 4
 VOCAB = 384
 EOS = 0
+
+
+CLASSES = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "mixtral": MixtralConfig,
+    "qwen3_moe": Qwen3MoeConfig,
+}
+MORE: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 16},
+    "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        "head_dim": 16,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+    },
+}
 
 
 def make_tokenizer() -> Tokenizer:
@@ -49,10 +78,7 @@ def config_of(family: str, **changes: Any) -> Any:
         "pad_token_id": EOS,
         "initializer_range": 0.4,
     }
-    if family == "qwen3":
-        base["head_dim"] = 16
-    classes = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
-    return classes[family](**(base | changes))
+    return CLASSES[family](**(base | MORE.get(family, {}) | changes))
 
 
 def save_model(folder: Path, family: str = "llama", seed: int = 0, **changes: Any) -> Any:

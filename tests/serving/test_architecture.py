@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from busbar.workloads.serving.architecture import parse_architecture, read_architecture
+from busbar.workloads.serving.architecture import Routing, parse_architecture, read_architecture
 from busbar.workloads.serving.errors import ModelCorrupt, ModelError, ModelFileMissing, ModelUnsupported
+from busbar.workloads.serving.tensor_names import tensor_shapes
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -27,6 +30,14 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
+}
+
+MIXTRAL = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+QWEN3_MOE = {
+    "model_type": "qwen3_moe",
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
 }
 
 
@@ -93,17 +104,50 @@ def test_end_tokens_come_from_the_generation_config_first() -> None:
     assert parse_architecture(CONFIG, {"eos_token_id": [5, 6]}).eos == {5, 6}
 
 
-def test_the_parameter_count_is_that_of_the_tensors() -> None:
-    from busbar.workloads.serving.weights import tensor_shapes
-
-    arch = parse_architecture(CONFIG)
-    total = 0
-    for shape in tensor_shapes(arch).values():
-        size = 1
-        for side in shape:
-            size *= side
-        total += size
+@pytest.mark.parametrize("more", [{}, MIXTRAL, QWEN3_MOE], ids=["llama", "mixtral", "qwen3_moe"])
+def test_the_parameter_count_is_that_of_the_tensors(more: dict[str, Any]) -> None:
+    arch = parse_architecture(CONFIG | more)
+    shapes = tensor_shapes(arch)
+    total = sum(
+        prod(shape) for name, shape in shapes.items() if "q_norm" not in name and "k_norm" not in name
+    )
     assert arch.parameter_count == total
+    experts = [prod(shape) for name, shape in shapes.items() if ".experts." in name]
+    used = 1.0 if arch.routing is None else arch.routing.per_token / arch.routing.experts
+    assert arch.active_parameter_count == pytest.approx(total - sum(experts) * (1 - used))
+
+
+def test_experts_are_named_as_each_family_names_them() -> None:
+    mixtral, qwen = (tensor_shapes(parse_architecture(CONFIG | more)) for more in (MIXTRAL, QWEN3_MOE))
+    assert mixtral["model.layers.1.block_sparse_moe.experts.7.w2.weight"] == (32, 64)
+    assert qwen["model.layers.0.mlp.experts.5.up_proj.weight"] == (24, 32)
+    assert qwen["model.layers.1.mlp.gate.weight"] == (6, 32)
+    assert parse_architecture(CONFIG | MIXTRAL | {"attention_bias": True}).qkv_bias is False
+    assert parse_architecture(CONFIG | QWEN3_MOE | {"attention_bias": True}).o_bias is True
+    routing = parse_architecture(CONFIG | QWEN3_MOE).routing
+    assert routing == Routing(6, 2, normalised=False)
+    assert parse_architecture(CONFIG | QWEN3_MOE | {"norm_topk_prob": True}).routing == replace(
+        routing, normalised=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "neighbour"),
+    [
+        ({"mlp_only_layers": [0]}, r"mlp_only_layers \[0\] is not served", {"mlp_only_layers": []}),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step 2 is not served", {"decoder_sparse_step": 1}),
+        ({"num_experts": 0}, "num_experts must be a positive", {"num_experts": 2}),
+        ({"num_local_experts": "many"}, "num_local_experts must be a positive", {"num_local_experts": 4}),
+        ({"num_experts_per_tok": 7}, "7 is more than the 6 experts", {"num_experts_per_tok": 6}),
+        ({"moe_intermediate_size": None}, "moe_intermediate_size must be", {"moe_intermediate_size": 8}),
+    ],
+)
+def test_experts_that_are_not_served_are_refused_by_name(
+    change: dict[str, Any], message: str, neighbour: dict[str, Any]
+) -> None:
+    with pytest.raises((ModelUnsupported, ModelCorrupt), match=message):
+        parse_architecture(CONFIG | QWEN3_MOE | change)
+    parse_architecture(CONFIG | QWEN3_MOE | neighbour)
 
 
 @pytest.mark.parametrize(

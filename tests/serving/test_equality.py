@@ -57,6 +57,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 300}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
+    "mixtral": ("mixtral", {}),
+    "mixtral one expert, a window": (
+        "mixtral",
+        {"num_experts_per_tok": 1, "sliding_window": 300},
+    ),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "qwen3_moe as it is, all biases": ("qwen3_moe", {"norm_topk_prob": False, "attention_bias": True}),
 }
 
 

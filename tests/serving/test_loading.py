@@ -25,6 +25,7 @@ from busbar.workloads.serving.errors import (
     ServingError,
     SettingsError,
 )
+from busbar.workloads.serving.experts import DenseMlp
 from busbar.workloads.serving.linear import Linear, Move, PackedLinear, PlainLinear, can_pack
 from busbar.workloads.serving.probe import batch_invariant, choose_backend
 from busbar.workloads.serving.report import table_report
@@ -227,7 +228,8 @@ def test_the_start_check_notices_a_product_that_depends_on_the_number_of_rows(fo
             return Leaning(self._inner.moved(move))
 
     first, *rest = decoder.weights.layers
-    leaning = replace(first, down=Leaning(first.down))
+    assert isinstance(first.mlp, DenseMlp)
+    leaning = replace(first, mlp=replace(first.mlp, down=Leaning(first.mlp.down)))
     decoder.weights = replace(decoder.weights, layers=ResidentLayers([leaning, *rest]))
     assert not batch_invariant(decoder, shape, device, 512)
 

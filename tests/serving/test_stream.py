@@ -415,11 +415,13 @@ def test_any_record_arrives_where_direct_reads_are_not_supported(
 # -- the scheduler's formula ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen3_moe"])
 @pytest.mark.parametrize(("form", "mode"), [("auto", "stream"), ("auto", "resident"), ("int8", "int8")])
-def test_the_schedulers_formula_is_that_of_the_engine(six: tuple[Path, Any], form: str, mode: str) -> None:
+def test_the_schedulers_formula_is_that_of_the_engine(form: str, mode: str, family: str) -> None:
     """Without what the formula adds for libraries, and the engine for a step."""
     changes = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 12, "vocab_size": VOCAB}
-    config = config_of("llama", **changes).to_dict()
+    more = {"head_dim": 64, "moe_intermediate_size": 256} if family == "qwen3_moe" else {}
+    config = config_of(family, **changes, **more).to_dict()
     arch = parse_architecture(config | {"dtype": "float32"})
     layer = LayerLayout.of(arch, torch.float32, FORMS.get(form)).size
     serving = ServingShape(context=512, weight_bytes=4)

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from busbar.workloads.serving.architecture import Architecture
 from busbar.workloads.serving.errors import AdapterInvalid, shown
-from busbar.workloads.serving.weights import tensor_shapes
+from busbar.workloads.serving.tensor_names import tensor_shapes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_RANK = 512
@@ -35,6 +35,7 @@ MATRICES: Mapping[str, tuple[str, ...]] = {
 }
 """The linear layers that each fused matrix of `weights.Layer` is made of, in its order."""
 LINEAR = tuple(part for parts in MATRICES.values() for part in parts)
+ATTENTION = (*MATRICES["qkv"], *MATRICES["out"])
 WITHOUT_EFFECT = frozenset(
     {
         *("auto_mapping", "base_model_name_or_path", "eva_config", "inference_mode", "lora_dropout"),
@@ -100,7 +101,7 @@ def _read(folder: Path, arch: Architecture, dtype: torch.dtype) -> AdapterFile:
     if not folder.is_dir():
         raise AdapterInvalid(f"the adapter folder {folder} does not exist")
     config_path, weights_path = _inside(folder, CONFIG), _inside(folder, WEIGHTS)
-    config = _config(config_path)
+    config = _config(config_path, linear_layers(arch))
     try:
         with safe_open(str(weights_path), framework="pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
@@ -128,7 +129,12 @@ def _inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _config(path: Path) -> _Config:
+def linear_layers(arch: Architecture) -> tuple[str, ...]:
+    """What of a layer takes an adapter: its linear layers, but no experts and not what chooses them."""
+    return LINEAR if arch.routing is None else ATTENTION
+
+
+def _config(path: Path, linear: tuple[str, ...]) -> _Config:
     if path.stat().st_size > MAX_CONFIG_BYTES:
         raise AdapterInvalid(f"{path} has more than {MAX_CONFIG_BYTES} bytes")
     try:
@@ -159,14 +165,14 @@ def _config(path: Path) -> _Config:
         bool(given.get("use_rslora")),
         ranks,
         _patterns(given.get("alpha_pattern"), f"{path}: alpha_pattern"),
-        _targets(given, path),
+        _targets(given, path, linear),
     )
 
 
-def _targets(given: Mapping[str, Any], path: Path) -> tuple[str, ...] | None:
+def _targets(given: Mapping[str, Any], path: Path, linear: tuple[str, ...]) -> tuple[str, ...] | None:
     targets = given.get("target_modules")
     if isinstance(targets, str):
-        return LINEAR if targets.lower() == "all-linear" else None
+        return linear if targets.lower() == "all-linear" else None
     if not isinstance(targets, list) or not targets or not all(isinstance(each, str) for each in targets):
         raise AdapterInvalid(f"{path}: target_modules must name layers, not {shown(targets)}")
     limited = any(
@@ -206,12 +212,14 @@ def _check_names(
 ) -> dict[Part, dict[str, str]]:
     """The two tensors of each adapted layer, by A and B."""
     parts: dict[Part, dict[str, str]] = {}
+    linear = linear_layers(arch)
     for name in sorted(shapes):
         match = _TENSOR.fullmatch(name)
-        if match is None or match[3] not in LINEAR or int(match[2]) >= arch.layers:
+        if match is None or match[3] not in linear or int(match[2]) >= arch.layers:
             raise AdapterInvalid(
                 f"{where}: {shown(name)} is no LoRA weight of a linear layer of this model, which has "
-                f"{arch.layers} layers with {', '.join(LINEAR)}"
+                f"{arch.layers} layers with {', '.join(linear)}"
+                f"{'' if arch.routing is None else '; adapters of experts are not served'}"
             )
         parts.setdefault((int(match[2]), match[3]), {})[match[4]] = name
     halves = [_name(part) for part, pair in parts.items() if len(pair) < 2]
@@ -223,7 +231,7 @@ def _check_names(
         wanted = [
             (layer, part)
             for layer in range(arch.layers)
-            for part in LINEAR
+            for part in linear
             if any(f".{_name((layer, part))}".endswith(f".{target}") for target in config.targets)
         ]
         missing = [_name(part) for part in wanted if part not in parts]

@@ -21,7 +21,7 @@ import torch
 from busbar.workloads.serving.adapter_files import MATRICES, AdapterFile, Part
 from busbar.workloads.serving.architecture import Architecture
 from busbar.workloads.serving.attention import MIN_ROWS
-from busbar.workloads.serving.weights import tensor_shapes
+from busbar.workloads.serving.tensor_names import tensor_shapes
 
 PAGE_SLOTS = 8
 LEAST_RANK = 4

@@ -1,8 +1,9 @@
 """Reads a model folder's config.json into the few numbers the decoder needs, or refuses it.
 
 Served: the Llama family as `transformers` writes it (`llama`, `mistral`, `qwen2`, `qwen3`): RMSNorm
-before each half, rotary positions, grouped-query attention, a SiLU-gated MLP. A setting that the decoder would
-compute wrongly is refused here, by name; no setting that changes tokens is ignored.
+before each half, rotary positions, grouped-query attention, a SiLU-gated MLP; and `mixtral` and `qwen3_moe`, which have
+experts in the place of the MLP in every layer. A setting that the decoder would compute wrongly is refused here, by name;
+no setting that changes tokens is ignored.
 """
 
 from __future__ import annotations
@@ -15,8 +16,20 @@ from typing import Any
 
 from busbar.workloads.serving.errors import ModelCorrupt, ModelFileMissing, ModelUnsupported
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
+WITH_EXPERTS = ("mixtral", "qwen3_moe")
+WITH_BIASES = ("llama", "qwen3", "qwen3_moe")
+"""Families whose `attention_bias` is for all four matrices of attention."""
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+_ALLOWED: Mapping[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "quantization_config": (None,),
+}
+_ALLOWED_OF: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    # Layers with a dense MLP among those with experts: all layers of a model are of one form here.
+    "qwen3_moe": {"mlp_only_layers": ([], None), "decoder_sparse_step": (1,)},
+}
+"""Values of a setting that are served, the usual one first."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,17 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Routing:
+    """How a token chooses its experts."""
+
+    experts: int
+    """In a layer."""
+    per_token: int
+    normalised: bool
+    """Whether the weights of the chosen ones are divided by their sum."""
+
+
+@dataclass(frozen=True)
 class Architecture:
     """Dimensions of a decoder."""
 
@@ -37,6 +61,7 @@ class Architecture:
     vocab_size: int
     hidden: int
     intermediate: int
+    """Of the MLP, or of one expert."""
     layers: int
     heads: int
     kv_heads: int
@@ -54,6 +79,8 @@ class Architecture:
     """Of the checkpoint: float32, bfloat16 or float16."""
     eos: frozenset[int]
     bos: int | None
+    routing: Routing | None
+    """None: the MLP is dense."""
 
     @property
     def kv_values_per_token(self) -> int:
@@ -62,10 +89,19 @@ class Architecture:
     @property
     def parameter_count(self) -> int:
         """Weights of the decoder, counting a tied embedding once; biases left out."""
+        return self._parameters(1 if self.routing is None else self.routing.experts)
+
+    @property
+    def active_parameter_count(self) -> int:
+        """Of them those that a token is multiplied with: of the experts the chosen ones."""
+        return self._parameters(1 if self.routing is None else self.routing.per_token)
+
+    def _parameters(self, mlps: int) -> int:
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        per_layer = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        router = 0 if self.routing is None else self.routing.experts * self.hidden
+        mlp = mlps * 3 * self.hidden * self.intermediate + router
         embeddings = self.vocab_size * self.hidden * (1 if self.tied else 2)
-        return self.layers * per_layer + embeddings + self.hidden
+        return self.layers * (attention + mlp + 2 * self.hidden) + embeddings + self.hidden
 
 
 def read_architecture(folder: Path) -> Architecture:
@@ -83,11 +119,7 @@ def parse_architecture(
     """As `read_architecture`, from parsed JSON."""
 
     def number(key: str, default: int | None = None) -> int:
-        value = config.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelCorrupt(f"{where}: {key} must be a positive whole number, not {value!r}")
-        return value
+        return _number(config, where, key, default)
 
     family = config.get("model_type")
     if family not in FAMILIES:
@@ -95,7 +127,7 @@ def parse_architecture(
             f"{where}: model_type {family!r} is not served by the built-in engine (served: "
             f"{', '.join(FAMILIES)}); use engine: vllm with an image of your own"
         )
-    for key, allowed in (("hidden_act", ("silu", "swish")), ("quantization_config", (None,))):
+    for key, allowed in {**_ALLOWED, **_ALLOWED_OF.get(family, {})}.items():
         value = config.get(key, allowed[0])
         if value not in allowed:
             raise ModelUnsupported(f"{where}: {key} {value!r} is not served (only {allowed[0]!r})")
@@ -107,13 +139,13 @@ def parse_architecture(
     if head_dim % 2:
         raise ModelUnsupported(f"{where}: head_dim {head_dim} is odd; rotary positions need pairs")
     max_positions = number("max_position_embeddings")
-    bias = bool(config.get("attention_bias", False))
+    bias = family != "mixtral" and bool(config.get("attention_bias", False))
     generation = generation or {}
     return Architecture(
         family=family,
         vocab_size=number("vocab_size"),
         hidden=hidden,
-        intermediate=number("intermediate_size"),
+        intermediate=number("moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"),
         layers=number("num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
@@ -123,9 +155,9 @@ def parse_architecture(
         max_positions=_window(config, family, max_positions),
         tied=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=family == "qwen2" or bias,
-        o_bias=family in ("llama", "qwen3") and bias,
+        o_bias=family in WITH_BIASES and bias,
         mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
-        qk_norm=family == "qwen3",
+        qk_norm=family in ("qwen3", "qwen3_moe"),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
         eos=frozenset(
             token
@@ -133,7 +165,20 @@ def parse_architecture(
             if 0 <= token < number("vocab_size")
         ),
         bos=next(iter(_ids(config.get("bos_token_id"))), None),
+        routing=_routing(config, family, where) if family in WITH_EXPERTS else None,
     )
+
+
+def _routing(config: Mapping[str, Any], family: str, where: str) -> Routing:
+    """transformers writes `num_local_experts`, and reads `num_experts` besides."""
+    name = "num_local_experts" if "num_local_experts" in config else "num_experts"
+    experts, per_token = (_number(config, where, key) for key in (name, "num_experts_per_tok"))
+    if per_token > experts:
+        raise ModelCorrupt(
+            f"{where}: num_experts_per_tok {per_token} is more than the {experts} experts of a layer"
+        )
+    normalised = family == "mixtral" or bool(config.get("norm_topk_prob", False))
+    return Routing(experts, per_token, normalised)
 
 
 def _rope(config: Mapping[str, Any], max_positions: int, where: str) -> Rope:
@@ -162,8 +207,16 @@ def _rope(config: Mapping[str, Any], max_positions: int, where: str) -> Rope:
 def _window(config: Mapping[str, Any], family: str, max_positions: int) -> int:
     """Within a sliding window full attention gives the same result, so the context is capped at the window."""
     window = config.get("sliding_window")
-    uses = family == "mistral" or bool(config.get("use_sliding_window", False))
+    uses = family in ("mistral", "mixtral") or bool(config.get("use_sliding_window", False))
     return min(max_positions, int(window)) if window and uses else max_positions
+
+
+def _number(config: Mapping[str, Any], where: str, key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelCorrupt(f"{where}: {key} must be a positive whole number, not {value!r}")
+    return value
 
 
 def _ids(value: object) -> frozenset[int]:

@@ -26,20 +26,14 @@ import torch
 
 from busbar.workloads.machine.checksum import crc32
 from busbar.workloads.machine.direct_file import PAGE, DirectFile, DirectReader, NoRoom, page_memory
-from busbar.workloads.serving.architecture import Architecture
+from busbar.workloads.serving.architecture import Architecture, Routing
 from busbar.workloads.serving.errors import DiskTooSmall, ModelCorrupt, ModelFileMissing
+from busbar.workloads.serving.experts import can_stack
 from busbar.workloads.serving.integer_linear import coded_linear
 from busbar.workloads.serving.linear import Linear, PlainLinear
+from busbar.workloads.serving.tensor_names import MATRICES, fused_names, tensor_shapes
 from busbar.workloads.serving.weightcodes import INT8, CodedWeight, WeightForm, code, group_of
-from busbar.workloads.serving.weights import (
-    FUSED,
-    MATRICES,
-    FusedModel,
-    Layer,
-    Parts,
-    layer_of,
-    tensor_shapes,
-)
+from busbar.workloads.serving.weights import FusedLayer, FusedModel, Layer, layer_of
 
 FORMAT = 1
 ALIGNMENT = 64
@@ -66,6 +60,7 @@ class LayerLayout:
     parts: tuple[Part, ...]
     size: int
     """Bytes of a record, whole pages."""
+    routing: Routing | None = None
 
     @classmethod
     def of(cls, arch: Architecture, dtype: torch.dtype, form: WeightForm | None) -> LayerLayout:
@@ -76,7 +71,7 @@ class LayerLayout:
             offset = -(-end // ALIGNMENT) * ALIGNMENT
             parts.append(Part(name, str(kind).removeprefix("torch."), shape, offset))
             end = offset + parts[-1].bytes
-        return cls(tuple(parts), -(-end // PAGE) * PAGE)
+        return cls(tuple(parts), -(-end // PAGE) * PAGE, arch.routing)
 
     def views(self, record: torch.Tensor) -> dict[str, torch.Tensor]:
         """The parts of a record, uint8, as tensors on its memory."""
@@ -91,36 +86,45 @@ class LayerLayout:
         """The layer that computes with what is in the record at the time."""
         parts = self.views(record)
 
-        def linear(name: str) -> Linear:
+        def linear(name: str, expert: int | None) -> Linear:
             bias = parts.get(f"{name}.bias")
-            if f"{name}.weight" in parts:
-                return PlainLinear(parts[f"{name}.weight"], bias)
+            if (weight := parts.get(f"{name}.weight")) is not None:
+                return PlainLinear(weight[self._rows(weight, expert)], bias)
             coded = CodedWeight(parts[f"{name}.codes"], parts.get(f"{name}.factors"), parts[f"{name}.scale"])
-            return coded_linear(coded, bias, pack=False)
+            return coded_linear(coded.part(self._rows(coded.codes, expert)), bias, pack=False)
 
-        return layer_of(parts, linear)
+        plain = [parts[name] for name in ("gate_up.weight", "down.weight") if name in parts]
+        stack = bool(plain) and can_stack(record.device, plain[0].dtype, (each.shape[1] for each in plain))
+        return layer_of(parts, self.routing, linear, stack)
 
-    def store(self, parts: Parts, record: torch.Tensor, form: WeightForm | None) -> None:
-        """Writes the parts of a layer in float into a record, one after the other, matrices in codes if a form is
-        given."""
+    def _rows(self, whole: torch.Tensor, expert: int | None) -> slice:
+        if expert is None or self.routing is None:
+            return slice(None)
+        count = len(whole) // self.routing.experts
+        return slice(expert * count, (expert + 1) * count)
+
+    def store(self, parts: FusedLayer, record: torch.Tensor, form: WeightForm | None) -> None:
+        """Writes the parts of a layer in float into a record, one tensor of the checkpoint after the other, matrices in
+        codes if a form is given."""
         views = self.views(record)
         for name in parts:
             matrix = name.removesuffix(".weight")
-            if form is None or matrix not in MATRICES or matrix == name:
-                views[name].copy_(parts[name])
-                continue
-            coded = code(parts[name], form)
-            views[f"{matrix}.codes"].copy_(coded.codes)
-            views[f"{matrix}.scale"].copy_(coded.scale)
-            if coded.factors is not None:
-                views[f"{matrix}.factors"].copy_(coded.factors)
+            for rows, piece in parts.pieces(name):
+                if form is None or matrix not in MATRICES or matrix == name:
+                    views[name][rows].copy_(piece)
+                    continue
+                coded = code(piece, form)
+                views[f"{matrix}.codes"][rows].copy_(coded.codes)
+                views[f"{matrix}.scale"][rows].copy_(coded.scale)
+                if coded.factors is not None:
+                    views[f"{matrix}.factors"][rows].copy_(coded.factors)
 
 
 def _tensors(
     arch: Architecture, dtype: torch.dtype, form: WeightForm | None
 ) -> Iterable[tuple[str, torch.dtype, tuple[int, ...]]]:
     shapes = tensor_shapes(arch)
-    for name, below in FUSED.items():
+    for name, below in fused_names(arch).items():
         found = [shapes[full] for each in below if (full := f"model.layers.0.{each}") in shapes]
         if not found:
             continue

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 
 from busbar.workloads.serving.adapter_pages import AdapterRows, Group
 from busbar.workloads.serving.architecture import Architecture
-from busbar.workloads.serving.attention import AttentionBackend, Span
+from busbar.workloads.serving.attention import MIN_ROWS, AttentionBackend, Span
 from busbar.workloads.serving.block_attention import BlockPlan
+from busbar.workloads.serving.experts import ExpertMlp, gated
 from busbar.workloads.serving.kvcache import KvCache
 from busbar.workloads.serving.linear import Linear
 from busbar.workloads.serving.rope import rope_tables
@@ -149,8 +150,11 @@ class Decoder:
         return _product("out", layer.out, index, mixed, groups)
 
     def _mlp(self, index: int, layer: Layer, x: torch.Tensor, groups: tuple[Group, ...]) -> torch.Tensor:
-        gate, up = _product("gate_up", layer.gate_up, index, x, groups).chunk(2, -1)
-        return _product("down", layer.down, index, F.silu(gate).mul_(up), groups)
+        mlp = layer.mlp
+        if isinstance(mlp, ExpertMlp):  # adapters do not reach experts
+            return mlp(x, MIN_ROWS if self.fixed_order else 1)
+        hidden = gated(_product("gate_up", mlp.gate_up, index, x, groups))
+        return _product("down", mlp.down, index, hidden, groups)
 
 
 def _product(

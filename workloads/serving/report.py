@@ -21,6 +21,8 @@ def workload_class(loaded: Loaded) -> str:
         f"{arch.family}/{arch.vocab_size}/{arch.hidden}/{arch.intermediate}/{arch.layers}/"
         f"{arch.heads}/{arch.kv_heads}/{arch.head_dim}/{dtype}/{loaded.core.max_model_len}"
     )
+    if (routing := arch.routing) is not None:
+        identity += f"/{routing.experts}/{routing.per_token}"
     form, coded = loaded.core.runner.cache.shape.form, loaded.weights_stored != dtype
     if form is not None or coded:
         kept = loaded.weights_stored + ("" if form is None else f"-kv-{form.name}")
@@ -38,6 +40,7 @@ def table_report(loaded: Loaded, settings: ServerSettings) -> ServingReport:
         "accelerator": settings.accelerator,
         "mode": _mode(loaded),
         "parameters": loaded.arch.parameter_count,
+        "activeParameters": loaded.arch.active_parameter_count,
         "weightsStored": loaded.weights_stored,
         "weightBytes": loaded.weight_bytes,
         "kvStored": shape.stored,

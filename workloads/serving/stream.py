@@ -25,7 +25,8 @@ from busbar.workloads.machine.direct_file import page_memory
 from busbar.workloads.machine.streams import CallerStream, CudaStream, Event, Stream, WorkerStream
 from busbar.workloads.serving.layer_file import LayerFile, LayerLayout
 from busbar.workloads.serving.linear import Move
-from busbar.workloads.serving.weights import MATRICES, Layer
+from busbar.workloads.serving.tensor_names import MATRICES, ROUTER
+from busbar.workloads.serving.weights import Layer
 
 log = logging.getLogger(__name__)
 SLOW = 0.5
@@ -192,7 +193,7 @@ class StreamedLayers:
         """Layers that are in their slots, or on their way there, in order."""
         self._next = cycle(self._streamed)
         self.bytes = len(self) * sum(
-            part.bytes for part in layout.parts if part.name.partition(".")[0] in MATRICES
+            part.bytes for part in layout.parts if part.name.partition(".")[0] in (*MATRICES, ROUTER)
         )
 
     def __len__(self) -> int:

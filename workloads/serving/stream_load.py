@@ -175,8 +175,11 @@ class WeightReader:
         logits = 3 * 4 * arch.vocab_size * settings.max_running
         heads = (arch.heads + 2 * arch.kv_heads) * arch.head_dim
         # Alive at once at most: of attention x, its norm and four copies of queries, keys and values; of the MLP gate, up
-        # and their product.
-        row = 3 * arch.hidden + max(4 * heads, 4 * arch.intermediate)
+        # and their product; of experts what each is given and gives, sorted, unsorted and in float32, too.
+        mlp = 4 * arch.intermediate
+        if arch.routing is not None:
+            mlp = arch.routing.per_token * (mlp + 4 * arch.hidden)
+        row = 3 * arch.hidden + max(4 * heads, mlp)
         return Needs(
             layers=arch.layers,
             layer_bytes=LayerLayout.of(arch, self._dtype, form).size,
@@ -238,8 +241,7 @@ class WeightReader:
             for _ in range(2):
                 began = time.perf_counter()
                 attended = layer.qkv(x)[:, : self._arch.heads * self._arch.head_dim]
-                gate, up = layer.gate_up(layer.out(attended)).chunk(2, -1)
-                layer.down(gate * up).sum().item()
+                layer.mlp(layer.out(attended)).sum().item()
                 took.append(time.perf_counter() - began)
         token_s = max(min(took) * self._arch.layers / PROBE_ROWS, 1e-9)
         pass_s = plan.pass_bytes / max(layers.rate.probed, 1.0)

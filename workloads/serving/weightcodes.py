@@ -67,6 +67,11 @@ class CodedWeight:
         parts = (self.codes, self.scale, *(() if self.factors is None else (self.factors,)))
         return sum(each.numel() * each.element_size() for each in parts)
 
+    def part(self, rows: slice) -> CodedWeight:
+        """Some outputs, on the same memory."""
+        factors = None if self.factors is None else self.factors[rows]
+        return CodedWeight(self.codes[rows], factors, self.scale[rows])
+
     def whole(self, first: int, stop: int) -> torch.Tensor:
         """int8 [stop - first, in]: the weights of these rows as multiples of the row's scale."""
         codes = self.codes[first:stop]

@@ -2,7 +2,8 @@
 
 Query, key and value projections become one matrix, gate and up another: fewer, larger products. The
 file's tensors must be exactly the ones the architecture names, each with its shape; a surplus or a
-missing tensor is an error, because either means that we would compute another model.
+missing tensor is an error, because either means that we would compute another model. Experts are separate tensors in the
+file, and parts of `gate_up` and `down`, each below the one before it.
 
 A tensor is read when its matrix is built and dropped at once, so that loading never holds the model twice. With a form
 (`weightcodes.py`) the matrices of the layers are kept in codes; each is made in float first, and dropped.
@@ -19,10 +20,20 @@ from typing import Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from busbar.workloads.serving.architecture import Architecture
+from busbar.workloads.serving.architecture import Architecture, Routing
 from busbar.workloads.serving.errors import ModelCorrupt, ModelFileMissing
+from busbar.workloads.serving.experts import (
+    DenseMlp,
+    EachExpert,
+    ExpertMlp,
+    Experts,
+    Mlp,
+    StackedExperts,
+    can_stack,
+)
 from busbar.workloads.serving.integer_linear import make_coded_linear
 from busbar.workloads.serving.linear import Linear, Move, PlainLinear, can_pack, make_linear
+from busbar.workloads.serving.tensor_names import ROUTER, fused_names, tensor_shapes
 from busbar.workloads.serving.weightcodes import WeightForm
 
 
@@ -36,8 +47,7 @@ class Layer:
     k_norm: torch.Tensor | None
     out: Linear
     mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: Mlp
 
     def moved(self, move: Move) -> Layer:
         return Layer(
@@ -47,14 +57,13 @@ class Layer:
             k_norm=None if self.k_norm is None else move(self.k_norm),
             out=self.out.moved(move),
             mlp_norm=move(self.mlp_norm),
-            gate_up=self.gate_up.moved(move),
-            down=self.down.moved(move),
+            mlp=self.mlp.moved(move),
         )
 
     @property
     def bytes(self) -> int:
         """Of the matrices."""
-        return sum(matrix.bytes for matrix in (self.qkv, self.out, self.gate_up, self.down))
+        return sum(matrix.bytes for matrix in (self.qkv, self.out, self.mlp))
 
 
 class Layers(Protocol):
@@ -145,36 +154,34 @@ class Weights:
 Parts = Mapping[str, torch.Tensor]
 """The tensors of a layer: `input_norm`, `mlp_norm`, `q_norm` and `k_norm` where there are such norms; of a matrix M `M.bias`
 where it has one, and `M.weight`, or `M.codes`, `M.scale` and (int4) `M.factors`."""
-MATRICES = ("qkv", "out", "gate_up", "down")
-FUSED: dict[str, tuple[str, ...]] = {
-    "input_norm": ("input_layernorm.weight",),
-    "q_norm": ("self_attn.q_norm.weight",),
-    "k_norm": ("self_attn.k_norm.weight",),
-    "mlp_norm": ("post_attention_layernorm.weight",),
-} | {
-    f"{name}.{kind}": tuple(f"{part}.{kind}" for part in parts)
-    for name, parts in (
-        ("qkv", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
-        ("out", ("self_attn.o_proj",)),
-        ("gate_up", ("mlp.gate_proj", "mlp.up_proj")),
-        ("down", ("mlp.down_proj",)),
-    )
-    for kind in ("weight", "bias")
-}
-"""Of which tensors of the checkpoint, below `model.layers.N`, a part is made."""
+MakeLinear = Callable[[str, int | None], Linear]
+"""A matrix by its name; of experts, which are below each other in one part, that of the expert with this number."""
 
 
-def layer_of(parts: Parts, linear: Callable[[str], Linear]) -> Layer:
-    """A layer of its parts; `linear` gives a matrix by its name. Each part is read once."""
+def layer_of(parts: Parts, routing: Routing | None, linear: MakeLinear, stack: bool) -> Layer:
+    """A layer of its parts; `linear` makes a matrix. Each part is read once. `stack`: all experts' matrices at once."""
+    mlp: Mlp
+    if routing is None:
+        mlp = DenseMlp(linear("gate_up", None), linear("down", None))
+    else:
+        experts: Experts
+        if stack:
+            gate_up, down = (parts[f"{name}.weight"] for name in ("gate_up", "down"))
+            experts = StackedExperts(
+                *(each.view(routing.experts, -1, each.shape[1]) for each in (gate_up, down))
+            )
+        else:
+            numbers = range(routing.experts)
+            experts = EachExpert([DenseMlp(linear("gate_up", i), linear("down", i)) for i in numbers])
+        mlp = ExpertMlp(routing, parts[f"{ROUTER}.weight"], experts)
     return Layer(
         input_norm=parts["input_norm"],
-        qkv=linear("qkv"),
+        qkv=linear("qkv", None),
         q_norm=parts.get("q_norm"),
         k_norm=parts.get("k_norm"),
-        out=linear("out"),
+        out=linear("out", None),
         mlp_norm=parts["mlp_norm"],
-        gate_up=linear("gate_up"),
-        down=linear("down"),
+        mlp=mlp,
     )
 
 
@@ -231,15 +238,20 @@ def fuse_weights(
     form is given. Embedding, head and norms stay in `dtype`."""
     fused = FusedModel(tensors, arch, device, dtype, where)
     pack = can_pack(device, dtype)
+    stack = form is None and can_stack(device, dtype, (arch.hidden, arch.intermediate))
 
     def layer(index: int) -> Layer:
         parts = fused.layer(index)
 
-        def linear(name: str) -> Linear:
-            weight, bias = parts[f"{name}.weight"], parts.get(f"{name}.bias")
+        def linear(name: str, expert: int | None) -> Linear:
+            part = f"{name}.weight"
+            weight, bias = (
+                parts[part] if expert is None else parts.of_expert(part, expert),
+                parts.get(f"{name}.bias"),
+            )
             return make_linear(weight, bias, pack) if form is None else make_coded_linear(weight, bias, form)
 
-        return layer_of(parts, linear)
+        return layer_of(parts, arch.routing, linear, stack)
 
     return fused.around(ResidentLayers(layer(i) for i in range(arch.layers)), pack)
 
@@ -260,11 +272,17 @@ class FusedModel:
     ) -> None:
         self._tensors, self._arch, self._device, self._dtype = tensors, arch, device, dtype
         self.shapes = tensor_shapes(arch)
+        self._parts = fused_names(arch)
         _check(tensors, arch, self.shapes, where)
 
-    def layer(self, index: int) -> Parts:
-        """The parts of a layer in float, each read anew at every look."""
-        return _FusedLayer(self, f"model.layers.{index}.")
+    def layer(self, index: int) -> FusedLayer:
+        prefix = f"model.layers.{index}."
+        names = {
+            part: found
+            for part, below in self._parts.items()
+            if (found := [f"{prefix}{name}" for name in below if f"{prefix}{name}" in self.shapes])
+        }
+        return FusedLayer(self, names, 1 if self._arch.routing is None else self._arch.routing.experts)
 
     def around(self, layers: Layers, pack: bool) -> Weights:
         """The model with these layers; embedding, norm and head are read."""
@@ -284,17 +302,27 @@ class FusedModel:
         return whole
 
 
-class _FusedLayer(Mapping[str, torch.Tensor]):
-    def __init__(self, model: FusedModel, prefix: str) -> None:
-        self._model = model
-        self._names = {
-            part: found
-            for part, names in FUSED.items()
-            if (found := [f"{prefix}{name}" for name in names if f"{prefix}{name}" in model.shapes])
-        }
+class FusedLayer(Mapping[str, torch.Tensor]):
+    """The parts of a layer in float, each read anew at every look."""
+
+    def __init__(self, model: FusedModel, names: Mapping[str, list[str]], experts: int) -> None:
+        self._model, self._names, self._experts = model, names, experts
 
     def __getitem__(self, part: str) -> torch.Tensor:
         return self._model.joined(self._names[part])
+
+    def of_expert(self, part: str, index: int) -> torch.Tensor:
+        """Of a part that holds those of all experts, those of one."""
+        count = len(self._names[part]) // self._experts
+        return self._model.joined(self._names[part][index * count : (index + 1) * count])
+
+    def pieces(self, part: str) -> Iterator[tuple[slice, torch.Tensor]]:
+        """(rows, their numbers), so that no more than one tensor of the checkpoint is in memory."""
+        first = 0
+        for name in self._names[part]:
+            piece = self._model.joined([name])
+            yield slice(first, first + len(piece)), piece
+            first += len(piece)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -321,38 +349,6 @@ def _check(
     for name, shape in shapes.items():
         if found[name] != shape:
             raise ModelCorrupt(f"{where}: {name} has shape {found[name]}, config.json implies {shape}")
-
-
-def tensor_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
-    """Name → shape of every tensor the checkpoint must hold."""
-    q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (arch.vocab_size, arch.hidden),
-        "model.norm.weight": (arch.hidden,),
-    }
-    if not arch.tied:
-        shapes["lm_head.weight"] = (arch.vocab_size, arch.hidden)
-    for index in range(arch.layers):
-        top = f"model.layers.{index}."
-        linear = {
-            "self_attn.q_proj": (q, arch.hidden, arch.qkv_bias),
-            "self_attn.k_proj": (kv, arch.hidden, arch.qkv_bias),
-            "self_attn.v_proj": (kv, arch.hidden, arch.qkv_bias),
-            "self_attn.o_proj": (arch.hidden, q, arch.o_bias),
-            "mlp.gate_proj": (arch.intermediate, arch.hidden, arch.mlp_bias),
-            "mlp.up_proj": (arch.intermediate, arch.hidden, arch.mlp_bias),
-            "mlp.down_proj": (arch.hidden, arch.intermediate, arch.mlp_bias),
-        }
-        for name, (rows, columns, bias) in linear.items():
-            shapes[f"{top}{name}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"{top}{name}.bias"] = (rows,)
-        shapes[f"{top}input_layernorm.weight"] = (arch.hidden,)
-        shapes[f"{top}post_attention_layernorm.weight"] = (arch.hidden,)
-        if arch.qk_norm:
-            shapes[f"{top}self_attn.q_norm.weight"] = (arch.head_dim,)
-            shapes[f"{top}self_attn.k_norm.weight"] = (arch.head_dim,)
-    return shapes
 
 
 def _shards(folder: Path) -> list[Path]:

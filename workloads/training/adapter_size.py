@@ -31,9 +31,10 @@ def linear_layers(shape: ModelShape) -> Matrices:
         "self_attn.k_proj": (hidden, keys),
         "self_attn.v_proj": (hidden, keys),
         "self_attn.o_proj": (queries, hidden),
-        "mlp.up_proj": (hidden, inner),
-        "mlp.down_proj": (inner, hidden),
     }
+    if shape.experts:  # they are stacked, so no linear layers
+        return layers
+    layers |= {"mlp.up_proj": (hidden, inner), "mlp.down_proj": (inner, hidden)}
     return layers | ({"mlp.gate_proj": (hidden, inner)} if shape.gated else {})
 
 
