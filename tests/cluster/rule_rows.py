@@ -376,10 +376,11 @@ TRAINING = (
     ),
     Row(
         m.engine_job,
-        "spec.checkpoint",
+        "spec",
         "checkpoint.memory is for jobs of one pod with spec.engine",
         {"spec/checkpoint": {"memory": {}}, "spec/shape": {"minPods": 2, "maxPods": 2}},
         {"spec/checkpoint": {"memory": {"everySteps": 1}}},
+        blames="spec.checkpoint",
     ),
 )
 
