@@ -26,7 +26,7 @@ class _Account:
     newest_j: float = 0.0
     """What was counted when the newest was sent."""
     offered: tuple[float, float] = (-1.0, 0.0)
-    """The last total that was asked for, and what was counted then."""
+    """The last total that was asked for, and what was counted by then, or must be until the status is not ahead."""
     cut_j: float | None = None
     """The checkpoint's total, until a total of this process was sent."""
 
@@ -61,8 +61,10 @@ class Accounts:
         base_j = account.base_j(told)
         account.sent.pop(told, None)
         account.sent[told] = base_j  # last, so that it is not dropped
-        total = max(told, account.total(told))
-        account.offered = total, account.counted_j
+        counted = account.total(told)
+        total = max(told, counted)
+        # A status that is ahead stays as it is until as much was counted; sending it again forgives nothing.
+        account.offered = total, account.counted_j + total - counted
         return total
 
     def peek(self, uid: str, told: float | None) -> float | None:

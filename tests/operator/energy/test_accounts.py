@@ -56,6 +56,22 @@ def test_a_new_leader_counts_on_from_what_the_one_before_has_written() -> None:
     assert accounts.total("u", 6.0) == 7.0
 
 
+def test_a_status_that_is_ahead_of_the_checkpoint_is_ahead_until_as_much_was_counted() -> None:
+    """The process before has booked 14 J since its checkpoint that this one finds to be somebody else's."""
+    accounts = Accounts()
+    accounts.resume("u", 100.0)
+    accounts.book("u", 1.0)
+    assert accounts.peek("u", 115.0) == 101.0
+    assert accounts.total("u", 115.0) == 115.0
+    accounts.sent("u", 115.0)  # with something else that has changed
+    assert accounts.peek("u", 115.0) == 101.0
+    accounts.book("u", 4.0)
+    assert accounts.total("u", 115.0) == 115.0
+    accounts.sent("u", 115.0)
+    accounts.book("u", 20.0)
+    assert accounts.total("u", 115.0) == 125.0
+
+
 def test_objects_that_are_gone_are_forgotten() -> None:
     accounts = Accounts()
     accounts.book("u", 5.0)
