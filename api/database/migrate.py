@@ -37,7 +37,7 @@ def config_for(connection: Connection | None = None) -> Config:
 
 
 async def migrate(url: str, revision: str = "head") -> None:
-    """Upgrade or downgrade the database at `url` to `revision` ("base" empties it)."""
+    """Upgrade or downgrade the database at `url` to `revision` ("base" empties it; "-1" is the one before)."""
     engine = make_engine(url)
     if engine.dialect.name == "sqlite":
         event.listen(engine.sync_engine, "connect", _leave_transactions_to_us)
@@ -93,7 +93,7 @@ def _migrate(connection: Connection, revision: str) -> None:
         connection.commit()
     try:
         config = config_for(connection)
-        if revision == "base" or revision.startswith("-"):
+        if revision == "base" or revision.startswith("-") or _is_older(connection, config, revision):
             command.downgrade(config, revision)
         else:
             command.upgrade(config, revision)
@@ -102,6 +102,18 @@ def _migrate(connection: Connection, revision: str) -> None:
         if postgresql:
             connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": ADVISORY_LOCK})
             connection.commit()
+
+
+def _is_older(connection: Connection, config: Config, revision: str) -> bool:
+    """Whether the database has gone past this revision."""
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    current = MigrationContext.configure(connection).get_current_revision()
+    if revision == "head" or current is None:
+        return False
+    passed = ScriptDirectory.from_config(config).iterate_revisions(current, "base")
+    return revision in {each.revision for each in passed}
 
 
 def check(connection: Connection) -> None:

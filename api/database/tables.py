@@ -35,6 +35,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 
 from busbar.api.database.types import Utc, big_id, json_type
@@ -307,7 +308,13 @@ batch_lines = Table(
     Column("holder", String(253)),
     Column("process", String(64)),
     Column("until", Utc()),
-    Index("ix_batch_lines_batch_id_state", "batch_id", "state"),
+    Index("ix_batch_lines_batch_id_state_number", "batch_id", "state", "number"),
     Index("ix_batch_lines_batch_id_custom_id", "batch_id", "custom_id"),
     Index("ix_batch_lines_holder", "holder"),
+    Index(
+        "ix_batch_lines_lent",
+        "batch_id",
+        sqlite_where=text("holder IS NOT NULL"),
+        postgresql_where=text("holder IS NOT NULL"),
+    ),
 )

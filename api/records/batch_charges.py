@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from sqlalchemy import select, tuple_, update
+from sqlalchemy import ColumnElement, and_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from busbar.api.database import tables
+from busbar.api.records.batch_lines import by_batch
 from busbar.kube.contracts.batches import LINE_REQUEST
 from busbar.kube.contracts.usage import UsageRecord
 
@@ -29,15 +30,10 @@ async def chargeable(tx: AsyncConnection, records: Sequence[UsageRecord]) -> lis
     if not of:
         return list(records)
     lines = tables.batch_lines
-    this = tuple_(lines.c.batch_id, lines.c.number)
-    charged = {
-        (row.batch_id, row.number): row.charged
-        for row in await tx.execute(
-            select(lines.c.batch_id, lines.c.number, lines.c.charged)
-            .where(this.in_(set(of.values())))
-            .with_for_update()
-        )
-    }
+    charged: dict[tuple[str, int], bool] = {}
+    for batch, numbers in by_batch(set(of.values())).items():
+        query = select(lines.c.number, lines.c.charged).where(_these(batch, numbers)).with_for_update()
+        charged |= {(batch, row.number): row.charged for row in await tx.execute(query)}
     kept: list[UsageRecord] = []
     fresh: list[tuple[str, int]] = []
     for record in records:
@@ -48,6 +44,11 @@ async def chargeable(tx: AsyncConnection, records: Sequence[UsageRecord]) -> lis
             charged[line] = True
             fresh.append(line)
         kept.append(record)
-    if fresh:
-        await tx.execute(update(lines).where(this.in_(fresh)).values(charged=True))
+    for batch, numbers in by_batch(fresh).items():
+        await tx.execute(update(lines).where(_these(batch, numbers)).values(charged=True))
     return kept
+
+
+def _these(batch: str, numbers: list[int]) -> ColumnElement[bool]:
+    lines = tables.batch_lines
+    return and_(lines.c.batch_id == batch, lines.c.number.in_(numbers))

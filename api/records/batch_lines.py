@@ -7,6 +7,7 @@ why.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,17 @@ def read(line: bytes, endpoint: str) -> Asked:
     elif body.get("stream"):
         problem = "body.stream must be left out: a batch has no streams"
     return Asked(custom_id, "" if problem else json.dumps(body), problem)
+
+
+def by_batch(lines: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+    """The numbers of these lines, of each batch in its order.
+
+    Queries name lines by one batch and its numbers: SQLite reads the whole table for `(batch_id, number) IN (…)`.
+    """
+    found: dict[str, list[int]] = {}
+    for batch, number in sorted(lines):
+        found.setdefault(batch, []).append(number)
+    return found
 
 
 def plain(text: str) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, bindparam, delete, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, bindparam, delete, exists, false, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from busbar.api.clock import Clock, utc_now
@@ -153,18 +153,19 @@ class BatchStore:
         """Keep what the gateway holds, and lend it up to `most` more lines."""
         now = self._now()
         until = now + timedelta(seconds=LEASE_S)
-        held = [(each.batch, each.number) for each in wanted.holding]
+        held = batch_lines.by_batch((each.batch, each.number) for each in wanted.holding)
         async with self._db.write() as tx:
-            mine, known = lines.c.holder == wanted.gateway, tuple_(lines.c.batch_id, lines.c.number).in_(held)
+            mine, known = (
+                lines.c.holder == wanted.gateway,
+                or_(false(), *(_these(*each) for each in held.items())),
+            )
             current = and_(lines.c.process == wanted.process, known)
             free = update(lines).where(mine, lines.c.state == "pending", ~current)
             await tx.execute(free.values(holder=None, until=None))
             await tx.execute(update(lines).where(mine, current).values(until=until))
             await self._advance(tx)
             lent = await self._lend(tx, wanted) if wanted.most else []
-            stopping = select(batches.c.id).where(
-                batches.c.id.in_({batch for batch, _ in held}), batches.c.status != "in_progress"
-            )
+            stopping = select(batches.c.id).where(batches.c.id.in_(held), batches.c.status != "in_progress")
             cancelled = list((await tx.execute(stopping)).scalars())
         return Lent(lines=lent, cancelled=cancelled)
 
@@ -294,14 +295,25 @@ class BatchStore:
         return made, failed
 
     async def _lend(self, tx: AsyncConnection, wanted: Claim) -> list[Line]:
-        """Lines of all batches in turn, first of those that have the fewest lent."""
+        """Lines of all batches in turn, first of those that have the fewest lent.
+
+        No query here reads more lines than are lent or were given back: how many wait does not matter.
+        """
         now = self._now()
-        busy = func.count().filter(lines.c.holder.is_not(None))
+        lent_of = (
+            select(lines.c.batch_id, func.count().label("count"))
+            .where(lines.c.holder.is_not(None))
+            .group_by(lines.c.batch_id)
+            .subquery()
+        )
+        busy = func.coalesce(lent_of.c.count, 0)
         ready = (
             select(batches.c.id, batches.c.endpoint, batches.c.sha256)
-            .join(lines, lines.c.batch_id == batches.c.id)
-            .where(batches.c.status == "in_progress", lines.c.state == "pending")
-            .group_by(batches.c.id, batches.c.endpoint, batches.c.sha256, batches.c.created_at)
+            .outerjoin(lent_of, lent_of.c.batch_id == batches.c.id)
+            .where(
+                batches.c.status == "in_progress",
+                exists().where(lines.c.batch_id == batches.c.id, lines.c.state == "pending"),
+            )
             .order_by(busy, batches.c.created_at)
         )
         found = (await tx.execute(ready)).all()
@@ -322,10 +334,9 @@ class BatchStore:
             if left < 1:
                 break
         until = now + timedelta(seconds=LEASE_S)
-        named = tuple_(lines.c.batch_id, lines.c.number).in_([(each.batch, each.number) for each in lent])
-        if lent:
-            held = {"holder": wanted.gateway, "process": wanted.process, "until": until}
-            await tx.execute(update(lines).where(named).values(held))
+        held = {"holder": wanted.gateway, "process": wanted.process, "until": until}
+        for batch, numbers in batch_lines.by_batch((each.batch, each.number) for each in lent).items():
+            await tx.execute(update(lines).where(_these(batch, numbers)).values(held))
         return lent
 
     async def _expire(self, tx: AsyncConnection, batch: str) -> None:
@@ -408,6 +419,10 @@ def info_of(row: Mapping[Any, Any]) -> BatchInfo:
 
 def _mine(of: Holder) -> ColumnElement[bool]:
     return (batches.c.tenant == of.tenant) & (batches.c.subject == of.subject)
+
+
+def _these(batch: str, numbers: list[int]) -> ColumnElement[bool]:
+    return and_(lines.c.batch_id == batch, lines.c.number.in_(numbers))
 
 
 async def _row(db: AsyncConnection, wanted: FileRef, *, lock: bool = False) -> Mapping[Any, Any]:

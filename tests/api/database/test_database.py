@@ -94,7 +94,7 @@ async def test_jobs_and_samples_survive_the_second_migration_and_back(empty_url:
     assert (used["caused_seconds"], used["caused_cost"]) == (0.0, 0.0)
     assert [(p["step"], p["loss"]) for p in points] == [(5, 1.5)] * 2
     await engine.dispose()
-    await migrate(empty_url, "-6")
+    await migrate(empty_url, "0001")
     assert await table_names(empty_url) == set(tables.metadata.tables) - LATER
     await migrate(empty_url)
     await run_check(empty_url)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -99,6 +99,12 @@ def request(name: str, **changes: Any) -> dict[str, Any]:
 
 def jsonl(*rows: dict[str, Any] | str) -> bytes:
     return "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows).encode()
+
+
+def usage(seq: int, request_id: str, tokens: int, at: datetime) -> UsageRecord:
+    whose = {"key_id": "k", "tenant": "ada", "namespace": "ada-lab", "service": "m", "model": "m"}
+    amounts = {"prompt_tokens": tokens, "completion_tokens": tokens, "cost_nano": tokens}
+    return UsageRecord(seq=seq, request_id=request_id, finished_at=at, **whose, **amounts)
 
 
 def refs(lines: list[Line]) -> list[LineRef]:
@@ -281,6 +287,36 @@ async def test_after_a_day_what_is_not_answered_fails(desk: Desk) -> None:
     assert late["error"]["code"] == "batch_expired"
 
 
+async def test_no_query_of_a_gateway_reads_more_lines_than_it_names_or_are_lent(sqlite_url: str) -> None:
+    desk = Desk(Database(sqlite_url))
+    for _ in range(2):
+        await desk.create(await desk.upload(jsonl(*(request(f"{n}") for n in range(9)))))
+    lent = (await desk.claim(2)).lines
+    lent += (await desk.claim(2, *refs(lent))).lines
+    asked: list[tuple[str, Any]] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, values: Any, *_: Any) -> None:
+        asked.append((statement, values))
+
+    event.listen(desk.database.engine.sync_engine, "before_cursor_execute", note)
+    lent += (await desk.claim(2, *refs(lent))).lines
+    for line in lent[:2]:
+        assert await desk.settle(line)
+        run = usage(line.number + 1, f"{line.batch}-{line.number}-abcdef", 3, desk.clock())
+        await UsageLedger(desk.database, desk.clock).accept("g", [run])
+    event.remove(desk.database.engine.sync_engine, "before_cursor_execute", note)
+    of_lines = [each for each in asked if "batch_lines" in each[0]]
+    assert len(of_lines) > 8
+    async with desk.database.read() as db:
+        for statement, values in of_lines:
+            rows = (await db.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)).all()
+            plan = [row[-1] for row in rows if " batch_lines" in row[-1]]
+            assert plan, statement
+            for step in plan:
+                assert step.startswith("SEARCH ") or step.endswith("ix_batch_lines_lent"), (statement, step)
+    await desk.database.close()
+
+
 async def test_a_batch_of_any_length_expires_in_a_few_statements(desk: Desk) -> None:
     counts = []
     for length in (1, 200):
@@ -432,19 +468,7 @@ async def test_a_line_that_ran_twice_is_charged_once(desk: Desk, database_url: s
     ledger = UsageLedger(opened, desk.clock)
 
     def run(seq: int, number: int, run: str, tokens: int) -> UsageRecord:
-        return UsageRecord(
-            seq=seq,
-            key_id="k",
-            tenant="ada",
-            namespace="ada-lab",
-            service="m",
-            model="m",
-            prompt_tokens=tokens,
-            completion_tokens=tokens,
-            cost_nano=tokens,
-            request_id=f"{batch.id}-{number}-{run}",
-            finished_at=desk.clock(),
-        )
+        return usage(seq, f"{batch.id}-{number}-{run}", tokens, desk.clock())
 
     cut_off = run(1, 0, "aaaaaa", 0)
     assert await ledger.accept("g1", [cut_off, run(2, 0, "bbbbbb", 5), run(3, 0, "cccccc", 6)]) == 3
