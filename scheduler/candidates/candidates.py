@@ -63,6 +63,11 @@ class Candidate:
     def accelerators_m(self) -> int:
         return self.pods * self.per_pod.accelerators_m
 
+    @property
+    def form(self) -> Form:
+        """What tells it from other candidates of a job."""
+        return self.pool, self.mode, self.pods, self.per_pod, self.nodes, self.power_cap
+
     def placed(self, nodes: tuple[str, ...], devices: tuple[int, ...] = ()) -> Placement:
         """This candidate on these nodes, shares on these devices of them (one per rank)."""
         return Placement(
@@ -79,6 +84,8 @@ class Candidate:
 
 
 Sizes = tuple[tuple[str, int], ...]
+Form = tuple[str, str, int, Resources, int, float]
+"""Pool, mode, pods, what each requests, nodes, power cap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +194,8 @@ class CandidateBuilder:
         self._by_tenant = self._differs_by_tenant()
         self._least_price = NEARLY_FREE * max((pool.price_per_hour for pool in self._pools), default=0.0)
         self._makespan = makespan.Solution({}, 0.0)
+        self._time_shares: dict[JobId, tuple[float, dict[Form, float]]] = {}
+        """Makespan: the best speed of each job that the program knows, and the part of its time on each candidate."""
         self.urgent: dict[JobId, DeadlineShare] = {}
         """Jobs whose deadlines need their shares now."""
         self.solver_error = ""
@@ -197,12 +206,18 @@ class CandidateBuilder:
         (`solver_error`), all jobs have their usual values."""
         if self._policy.objective is not Objective.MAKESPAN:
             return
-        known = (j for j in jobs if j.remaining_work is not None and j.kind is JobKind.TRAINING)
+        known = [j for j in jobs if j.remaining_work is not None and j.kind is JobKind.TRAINING]
         capacity = {kind: amount / 1000 for kind, amount in capacity_m.items() if amount > 0}
         try:
             self._makespan = makespan.solve(map(self._asked, known), capacity)
         except SolverError as error:
             self.solver_error = str(error)
+        for job in known:
+            part, shared = self._makespan.parts.get(job.id), self.shared(job)
+            if part is not None:
+                forms = (one.form for one in shared.candidates)
+                own = dict(zip(forms, part.shares, strict=True))
+                self._time_shares[job.id] = shared.best_speed, own
 
     def _asked(self, job: Job) -> makespan.Asked:
         found = self.shared(job).candidates
@@ -249,19 +264,28 @@ class CandidateBuilder:
         """All candidates of the job."""
         shared = self.shared(job)
         scale = weight(job, shared.best_speed, self._policy, self._at_s)
-        part = self._makespan.parts.get(job.id)
-        if part is None:
-            candidates = tuple(_scaled(c, scale) for c in shared.candidates)
-        else:
+        if job.id in self._time_shares:
             candidates = tuple(
-                self._for_makespan(c, scale, part, share)
-                for c, share in zip(shared.candidates, part.shares, strict=True)
+                self._for_makespan(c, scale, job.id, shared.best_speed) for c in shared.candidates
             )
+        else:
+            candidates = tuple(_scaled(c, scale) for c in shared.candidates)
         if job.id in self.urgent:
             candidates = tuple(self._by_deadline(c, job) for c in candidates)
         return Options(job, candidates, scale, shared.best_speed, shared)
 
-    def _for_makespan(self, c: Candidate, scale: float, part: makespan.Part, share: float) -> Candidate:
+    def _for_makespan(self, c: Candidate, scale: float, job: JobId, best_speed: float) -> Candidate:
+        """A candidate of a job that the program knows, if need be in another form: its work is worth the same in each.
+
+        Args:
+            best_speed: of this form.
+        """
+        known_speed, shares = self._time_shares[job]
+        part = self._makespan.parts[job]
+        if best_speed != known_speed:
+            faster = best_speed / known_speed
+            part = replace(part, value=part.value * faster, time=part.time / faster)
+        share = shares.get(c.form, 0.0)
         value = makespan_value(c.value, scale, c.accelerators_m / 1000, share, part, self._makespan.load)
         return replace(c, value=value)
 
@@ -309,9 +333,8 @@ class CandidateBuilder:
         found = on_nodes((one for one in self._sized[key] if one.power_cap == power_cap), nodes)
         if found is None:
             return None
-        part = self._makespan.parts.get(job.id)
-        if part is not None:
-            scaled = self._for_makespan(found, option.weight, part, 0.0)
+        if job.id in self._time_shares:
+            scaled = self._for_makespan(found, option.weight, job.id, option.best_speed)
         else:
             scaled = _scaled(found, option.weight)
         return self._by_deadline(scaled, job) if job.id in self.urgent else scaled

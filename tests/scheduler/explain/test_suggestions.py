@@ -8,6 +8,7 @@ from busbar.scheduler import (
     Cell,
     Job,
     JobId,
+    Objective,
     PerformanceTable,
     Plan,
     Policy,
@@ -64,6 +65,16 @@ def test_another_accelerator_type_is_suggested() -> None:
     assert told(snapshot) == {"accelerator": "L4"}
     assert starts(snapshot, replace(other, accelerators=("L4",)))
     assert not starts(snapshot, replace(other, accelerators=("V100",)))
+
+
+def test_another_form_of_a_job_is_tried_with_the_objective_makespan() -> None:
+    """It has fewer candidates than the job that the program of the makespan knows."""
+    known = replace(job("x", accelerators=("H100", "V100")), remaining_work=7200.0)
+    snapshot = cluster(*full("H100", 8), *full("V100", 8), known, H100=1, L4=1, V100=1)
+    made, _ = plan(snapshot, Policy(objective=Objective.MAKESPAN, solver=False), NOW)
+    record = made.record(known.id)
+    assert record is not None
+    assert [(change.kind, change.needed) for change in record.changes] == [("accelerator", "L4")]
 
 
 def _offloading(host_mib: int) -> PerformanceTable:
