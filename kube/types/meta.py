@@ -7,6 +7,7 @@ JSON form.
 """
 
 import re
+from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Self
@@ -255,26 +256,32 @@ class Resource(KubeModel):
 MOST_FIELD_SETS = 10_000
 """Different ones that are remembered: whoever writes objects decides which fields they have."""
 _field_sets: dict[frozenset[str], set[str]] = {}
+_PLAIN = frozenset({type(None), str, int, float, bool, datetime})
+"""Types with nothing in them; to ask first is faster than pydantic's `isinstance`."""
 
 
-def share_field_sets(model: BaseModel) -> None:
+def share_field_sets(model: BaseModel, done: BaseModel | None = None) -> None:
     """Lets a model that is kept, and all in it, share the set of the fields that were given with models that had the same.
 
     Pydantic makes one set per model, and those of a TrainingJob take a third of its memory. The model must not be
     assigned to afterwards, as is the rule for what a cache holds; copies have sets of their own.
+
+    Args:
+        done: a part of the model for which this was done before.
     """
     if len(_field_sets) > MOST_FIELD_SETS:
         _field_sets.clear()
     parts: list[object] = [model]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, BaseModel):
-            given = part.__pydantic_fields_set__
-            object.__setattr__(
-                part, "__pydantic_fields_set__", _field_sets.setdefault(frozenset(given), given)
-            )
-            parts.extend(value for value in vars(part).values() if isinstance(value, BaseModel | list | dict))
-        elif isinstance(part, list):
-            parts.extend(value for value in part if isinstance(value, BaseModel))
+    for part in parts:  # what is in a part is added while they are gone through
+        if isinstance(part, list):
+            values: Iterable[object] = part
         elif isinstance(part, dict):
-            parts.extend(value for value in part.values() if isinstance(value, BaseModel))
+            values = part.values()
+        elif isinstance(part, BaseModel):
+            given = part.__pydantic_fields_set__
+            known = _field_sets.setdefault(frozenset(given), given)
+            object.__setattr__(part, "__pydantic_fields_set__", known)
+            values = vars(part).values()
+        else:
+            continue
+        parts += [value for value in values if type(value) not in _PLAIN and value is not done]

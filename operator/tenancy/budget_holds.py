@@ -45,4 +45,4 @@ class BudgetHolds:
 
     def _of_tenant(self, name: str) -> Hold:
         tenant = self._caches.tenants.items.get(Key("", name))
-        return hold(tenant, utc_now()) if tenant is not None else FREE
+        return hold(tenant, utc_now()) if tenant is not None and tenant.spec.budgets else FREE

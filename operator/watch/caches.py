@@ -236,8 +236,10 @@ def _read(resource: Resource, model: type[Any], obj: Object, old: Any) -> Any:
     """
     meta = obj["metadata"]
     seen = (old.metadata.uid, old.metadata.generation) if old is not None else None
+    spec = None
     if seen == (meta.get("uid"), meta.get("generation")):
-        obj = {**obj, "spec": old.spec}
+        spec = old.spec
+        obj = {**obj, "spec": spec}
     try:
         made = model.model_validate(obj)
     except ValidationError as error:
@@ -246,7 +248,7 @@ def _read(resource: Resource, model: type[Any], obj: Object, old: Any) -> Any:
             resource.kind, meta.get("namespace", ""), meta["name"], error.errors(include_url=False)[:3],
         )  # fmt: skip
         return None
-    share_field_sets(made)
+    share_field_sets(made, done=spec)
     return made
 
 

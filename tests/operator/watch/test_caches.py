@@ -79,3 +79,21 @@ def test_models_with_the_same_fields_share_their_sets_and_copies_do_not() -> Non
     changed = one.spec.model_copy(update={"priority": 3})
     assert "priority" in changed.model_fields_set
     assert "priority" not in other.spec.model_fields_set
+
+
+def test_models_in_lists_share_their_sets_and_a_part_that_was_done_is_left_alone() -> None:
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Running",
+        "lastTransitionTime": "2026-03-01T12:00:00Z",
+    }
+    one, other = (
+        TrainingJob.model_validate(made(name, status={"conditions": [ready]})) for name in ("one", "other")
+    )
+    share_field_sets(one)
+    share_field_sets(other, done=other.spec)
+    sets = [model.status.conditions[0].model_fields_set for model in (one, other)]  # type: ignore[union-attr,index]
+    assert sets[0] is sets[1]
+    assert one.spec.model_fields_set == other.spec.model_fields_set
+    assert one.spec.model_fields_set is not other.spec.model_fields_set
