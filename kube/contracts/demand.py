@@ -21,6 +21,8 @@ OUTPUT_EDGES = (16, 64, 128, 256, 512, 1024, 4096)
 """Upper ends of the classes of sizes in tokens; above the last edge is one more class."""
 
 Number = Annotated[int, Field(ge=0, le=2**53)]
+Age = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+"""Seconds; the bound keeps it a moment that a calendar has."""
 
 
 class Outcomes(WireModel):
@@ -72,15 +74,15 @@ class ServiceDemand(WireModel):
 
     namespace: str
     name: str
-    waiting: int = 0
+    waiting: Number = 0
     """Requests queued at the gateway because no replica can accept them yet."""
-    in_flight: int = 0
-    arrivals: int = 0
+    in_flight: Number = 0
+    arrivals: Number = 0
     """Requests since the gateway started."""
-    last_request_age_seconds: float | None = None
+    last_request_age_seconds: Age | None = None
     overdue: Number = 0
     """Requests without a first token that have waited at least half of the service's target for it."""
-    oldest_wait_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    oldest_wait_seconds: Age | None = None
     """Of the request that has waited longest for its first token, or for a replica where it is no stream."""
     windows: MaybeWindows = None
     """By `WINDOWS_S`; empty: no request for longer than the longest. None: an older gateway, or unreadable."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from busbar.gateway.load_counts import LoadCounts, Progress
-from busbar.kube.contracts.demand import ServiceDemand, SizeCount, WindowDemand
+from busbar.kube.contracts.demand import Demand, ServiceDemand, SizeCount, WindowDemand
 from busbar.kube.contracts.routes import Promise
 
 PROMISE = Promise(ttft_ms=2000, tpot_ms=100)
@@ -136,3 +137,27 @@ def test_a_demand_of_an_older_or_faulty_gateway_has_no_windows_and_is_still_read
         seen = ServiceDemand.model_validate(plain | ({} if windows is None else {"windows": windows}))
         found = seen.window(10)
         assert (seen.in_flight, None if found is None else found.arrivals) == (3, read), windows
+
+
+@pytest.mark.parametrize(
+    ("field", "bad", "good"),
+    [
+        ("waiting", "-1", "0"),
+        ("inFlight", "-1", "0"),
+        ("arrivals", "-1", "0"),
+        ("lastRequestAgeSeconds", "NaN", "0.5"),
+        ("lastRequestAgeSeconds", "Infinity", "1e9"),
+        ("lastRequestAgeSeconds", "-0.1", "0"),
+        ("lastRequestAgeSeconds", "1e12", "86400"),
+        ("oldestWaitSeconds", "NaN", "0.5"),
+    ],
+)
+def test_an_answer_of_a_gateway_with_a_number_that_nothing_can_be_is_no_answer(
+    field: str, bad: str, good: str
+) -> None:
+    def answer(value: str) -> str:
+        return f'{{"asOf": "2026-01-01T00:00:00Z", "services": [{{"namespace": "n", "name": "s", "{field}": {value}}}]}}'
+
+    assert len(Demand.model_validate_json(answer(good)).services) == 1
+    with pytest.raises(ValidationError, match=field):
+        Demand.model_validate_json(answer(bad))
