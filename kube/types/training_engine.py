@@ -93,6 +93,13 @@ class Order(StrEnum):
     FIXED = "fixed"
 
 
+class Sharding(StrEnum):
+    """What the pods of a gang divide among them; the stages of ZeRO."""
+
+    OPTIMIZER = "optimizer"
+    GRADIENTS = "gradients"
+
+
 class BadRow(StrEnum):
     """What a row gets that cannot be trained on: end the run, or leave the row out and count it."""
 
@@ -295,6 +302,11 @@ class Parallelism(SpecModel):
         default=Order.FAST,
         description="fast adds gradients up as the pods' collectives do; fixed adds the micro-batches up as one tree of "
         "up to 8 parts, with bit-equal results on 1, 2, 4 or 8 pods, and needs memory for partial sums.",
+    )
+    sharding: Sharding = Field(
+        default=Sharding.OPTIMIZER,
+        description="What each pod keeps a part of: optimizer, its state; gradients, these too, which are exchanged "
+        "after each micro-batch. The results are equal bit for bit in order fixed.",
     )
 
 

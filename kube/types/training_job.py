@@ -26,7 +26,7 @@ from busbar.kube.types.meta import (
 from busbar.kube.types.pod_template import PodTemplate
 from busbar.kube.types.rules import Rule, exactly_one_of, immutable
 from busbar.kube.types.shape import AcceleratorList, GangShape
-from busbar.kube.types.training_engine import EngineMode, Order, TrainingEngine
+from busbar.kube.types.training_engine import EngineMode, Order, Sharding, TrainingEngine
 
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0)]
@@ -77,6 +77,13 @@ def _one_process_holds(engine: TrainingEngine | None, shape: GangShape) -> bool:
     return shape.max_pods == 1 and not fixed
 
 
+def _has_parts(engine: TrainingEngine | None, shape: GangShape) -> bool:
+    """Whether there are pods for what the job wants to divide among them."""
+    if engine is None or engine.parallelism is None or engine.parallelism.sharding is Sharding.OPTIMIZER:
+        return True
+    return shape.max_pods > 1
+
+
 class TrainingJobSpec(SpecModel):
     """The training and its scheduling constraints. Exactly one of engine and template."""
 
@@ -109,6 +116,13 @@ class TrainingJobSpec(SpecModel):
             "(self.shape.maxPods == 1 && (!has(self.engine.parallelism) || self.engine.parallelism.order != 'fixed'))",
             message="mode: parameter-offload runs in one process; set shape.maxPods: 1 and remove parallelism.order",
             holds=lambda spec: _one_process_holds(spec.engine, spec.shape),
+        ),
+        Rule(
+            cel="!has(self.engine) || !has(self.engine.parallelism) || "
+            "self.engine.parallelism.sharding == 'optimizer' || self.shape.maxPods > 1",
+            message="parallelism.sharding divides the model among the pods of a gang; raise shape.maxPods, or remove it",
+            field_path=".shape",
+            holds=lambda spec: _has_parts(spec.engine, spec.shape),
         ),
         Rule(
             cel="!has(self.checkpoint) || !has(self.checkpoint.memory) || "

@@ -59,7 +59,7 @@ def engine_job() -> JSON:
                 "threads": 1,
                 "seed": 0,
                 "maxBadSteps": 10,
-                "parallelism": {"order": "fixed"},
+                "parallelism": {"order": "fixed", "sharding": "optimizer"},
                 "evaluation": {"ngramOrder": 3},
             },
             "accelerators": ["cpu"],

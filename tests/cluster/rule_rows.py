@@ -163,6 +163,14 @@ TRAINING = (
         {"spec/engine/mode": "parameter-offload", **FAST},
     ),
     Row(
+        m.engine_job,
+        "spec",
+        "parallelism.sharding divides the model among the pods of a gang",
+        {"spec/shape": {"maxPods": 1}, "spec/engine/parallelism": {"sharding": "gradients"}},
+        {"spec/shape": {"maxPods": 2}, "spec/engine/parallelism": {"sharding": "gradients"}},
+        blames="spec.shape",
+    ),
+    Row(
         m.engine_job_from_weights,
         "spec.engine.data",
         "plain text has none",

@@ -26,6 +26,7 @@ from busbar.workloads.training.ranks import Alone, Gang, Ranks
 from busbar.workloads.training.trainer import MicroBatch, Trainer
 
 STEPS, CPU = 4, torch.device("cpu")
+SHARDINGS = ("gradients",)
 FIXED = {"order": "fixed"}
 EIGHT = {"sequences": 8, "microBatch": 1}
 
@@ -53,12 +54,33 @@ CASES: dict[str, dict[str, Any]] = {
     "a step that is not finite on one rank": case(),
     "frozen first block and, by the head's name, the table": case(freeze=["lm_head.*", "model.layers.0.*"]),
 }
+DIVIDED: dict[str, dict[str, Any]] = {  # what the ranks divide beside the optimizer's state
+    "gradients, a clip that bites": case(
+        optimizer={"learningRate": 1e-3, "gradientClip": 0.01, "schedule": "linear"},
+        parallelism={**FIXED, "sharding": "gradients"},
+    ),
+    "gradients, four leaves of three, untied head, bfloat16, gated": case(
+        batch={"sequences": 24, "microBatch": 2},
+        model={"config": {**LLAMA, "tie_word_embeddings": False}},
+        dtype="bfloat16",
+        mode="auto",
+        schedule="gated",
+        parallelism={**FIXED, "sharding": "gradients"},
+    ),
+    "gradients, recomputed dropout, rows with nothing to learn": case(
+        model={"config": GPT2},
+        activations="recompute",
+        seed=11,
+        parallelism={**FIXED, "sharding": "gradients"},
+    ),
+}
 ADAPTER = case(
     model={"uri": "pvc://base"},
     tokenizer={"uri": "pvc://base"},
     adapter={"rank": 4, "dropout": 0.1, "targets": ["q_proj", "v_proj"]},
 )
 FAST = {"batch": EIGHT, "parallelism": {"order": "fast"}, "mode": "resident"}
+FAST_DIVIDED = {"batch": {"sequences": 7, "microBatch": 1}, "mode": "resident"}  # one rank has fewer
 
 
 def packed(document: dict[str, Any], *, masked: bool = False) -> Packed:
@@ -130,6 +152,7 @@ def facts(trainer: Trainer) -> dict[str, int]:
         "state": sum(chunk.state.numel() * 4 for chunk in trainer.optimizer.chunks),
         "parameters": sum(flat.group.elements for flat in trainer.groups),
         "sent": trainer.spread.sent_bytes,
+        "gradients": trainer.device_arena.peak["gradients"],
         "device": trainer.device_arena.capacity_bytes,
         "host": trainer.host_arena.capacity_bytes,
         "peak": trainer.device_arena.peak_bytes,
@@ -176,23 +199,28 @@ def plainly(name: str, document: dict[str, Any]) -> tuple[list[float], dict[str,
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory, base: Path) -> list[Any]:
-    documents = {**CASES, "adapter": ADAPTER, "fast": engine(steps=STEPS, **FAST)}
+    documents = {**CASES, **DIVIDED, "adapter": ADAPTER, "fast": engine(steps=STEPS, **FAST)}
+    for sharding in SHARDINGS:
+        documents[f"fast, {sharding}"] = engine(
+            steps=STEPS, parallelism={"sharding": sharding}, **FAST_DIVIDED
+        )
     return run_gang(2, train_in_gang, (documents, base), tmp_path_factory.mktemp("two"))
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory, base: Path) -> list[Any]:
-    documents = {**CASES, "adapter": ADAPTER}
+    documents = {**CASES, **DIVIDED, "adapter": ADAPTER}
     return run_gang(4, train_in_gang, (documents, base), tmp_path_factory.mktemp("four"))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *DIVIDED])
 def test_one_two_and_four_ranks_equal_a_plain_loop_in_fixed_order(
     name: str, two: list[Any], four: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
-    losses, weights = plainly(name, CASES[name])
-    alone = train(Alone(), {name: CASES[name]})
+    document = {**CASES, **DIVIDED}[name]
+    losses, weights = plainly(name, document)
+    alone = train(Alone(), {name: document})
     for world in ([alone], two, four):
         for found in world:
             assert found[name][0] == losses
@@ -220,6 +248,18 @@ def test_the_fast_order_is_near_the_fixed_one(two: list[Any]) -> None:
     assert first[0] == pytest.approx(alone["fast"][0], rel=1e-4)
 
 
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_in_fast_order_ranks_may_have_different_numbers_of_micro_batches(
+    sharding: str, two: list[Any]
+) -> None:
+    first, second = (found[f"fast, {sharding}"] for found in two)
+    assert first[0] == second[0]
+    assert first[3] == second[3]
+    assert all(torch.equal(first[1][key], second[1][key]) for key in first[1])
+    alone = train(Alone(), {"alone": engine(steps=STEPS, **FAST_DIVIDED, parallelism=FIXED)})
+    assert first[0] == pytest.approx(alone["alone"][0], rel=1e-4)
+
+
 def test_the_state_of_a_rank_follows_zeros_formula(two: list[Any], four: list[Any]) -> None:
     for ranks, world in ((2, two), (4, four)):
         for name, document in CASES.items():
@@ -227,6 +267,22 @@ def test_the_state_of_a_rank_follows_zeros_formula(two: list[Any], four: list[An
             for found in world:
                 said = found[name][2]
                 assert said["state"] == said["parameters"] * each // ranks
+
+
+def test_the_gradients_of_a_rank_follow_zeros_formula(two: list[Any], four: list[Any]) -> None:
+    """With the sums that a fixed order keeps, each of which is a slice as well."""
+    for ranks, world in ((2, two), (4, four)):
+        sums = 1 + (8 // ranks).bit_length() - 1
+        for name in (
+            "gradients, a clip that bites",
+            "gradients, recomputed dropout, rows with nothing to learn",
+        ):
+            for found in world:
+                said = found[name][2]
+                assert said["gradients"] == said["parameters"] * 4 * sums // ranks
+    for found in two:  # fast order has none
+        said = found["fast, gradients"][2]
+        assert said["gradients"] == said["parameters"] * 4 // 2
 
 
 def test_ranks_hand_over_what_a_ring_would(two: list[Any]) -> None:
@@ -237,7 +293,9 @@ def test_ranks_hand_over_what_a_ring_would(two: list[Any]) -> None:
 
 
 def test_no_rank_has_more_than_its_plan(four: list[Any]) -> None:
-    assert all(found[name][2]["peak"] <= found[name][2]["device"] for found in four for name in CASES)
+    assert all(
+        found[name][2]["peak"] <= found[name][2]["device"] for found in four for name in [*CASES, *DIVIDED]
+    )
 
 
 def test_a_fixed_order_alone_keeps_partial_sums_in_the_plan() -> None:

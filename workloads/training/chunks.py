@@ -29,6 +29,10 @@ class Chunk:
     state: torch.Tensor  # flat, as fp32, on the device when resident, else on the host
     resident: bool
 
+    def own(self, flat: torch.Tensor) -> torch.Tensor:
+        """This chunk of a buffer of this rank's slice of the group."""
+        return flat[self.start - self.flat.start :][: self.length]
+
     def parts(self, buffer: torch.Tensor, piece: Piece) -> list[torch.Tensor]:
         """m, v and, under bfloat16, the low half of the master weight of `piece` as views of `buffer`."""
         found = [buffer[part * self.length + piece.offset :][: piece.length] for part in range(2)]

@@ -9,6 +9,10 @@ The batch of a step is a function of (seed, step). Its micro-batches are numbere
             ranks share the leaves, so neither does any bit of the result
 
 A rank that has several leaves of a fixed order holds a partial sum for each level of its part of the tree.
+
+Where gradients are divided among the ranks, they are exchanged after every micro-batch (`rounds`). There the ranks
+compute neighbouring leaves at the same time, so that what is added up over ranks is a lower level of the tree than
+what each rank adds up in its slices.
 """
 
 from __future__ import annotations
@@ -21,6 +25,16 @@ from busbar.workloads.training.errors import InvalidJob
 FAST, FIXED = "fast", "fixed"
 MOST_LEAVES = 8
 """Of the fixed order: the most ranks that can share a step, and a bound for the partial sums that a rank holds."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a rank computes between two exchanges."""
+
+    index: int | None  # of the micro-batch; None: this rank has none left, and others have
+    number: int = 0  # of the leaf, among those of the rank
+    begins: bool = True  # the leaf
+    ends: bool = True
 
 
 @dataclass(frozen=True)
@@ -41,8 +55,26 @@ class Division:
         if self.order == FAST:
             first, last = (self.micro_batches * place // self.ranks for place in (rank, rank + 1))
             return [range(first, last)]
-        size, each = self.micro_batches // self.leaves, self.leaves // self.ranks
+        size, each = self.leaf_size, self.leaves // self.ranks
         return [range(leaf * size, (leaf + 1) * size) for leaf in range(rank * each, (rank + 1) * each)]
+
+    @property
+    def leaf_size(self) -> int:
+        """Micro-batches of a leaf, in fixed order."""
+        return self.micro_batches // self.leaves
+
+    def rounds(self, rank: int) -> list[Round]:
+        """The micro-batches of `rank` with an exchange after each; all ranks have the same number of rounds."""
+        if self.order == FAST:
+            (own,) = self.own(rank)
+            most = -(-self.micro_batches // self.ranks)
+            return [Round(index) for index in [*own, *[None] * (most - len(own))]]
+        size = self.leaf_size
+        return [
+            Round((number * self.ranks + rank) * size + place, number, place == 0, place == size - 1)
+            for number in range(self.leaves // self.ranks)
+            for place in range(size)
+        ]
 
     @property
     def partial_sums(self) -> int:

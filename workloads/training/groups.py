@@ -4,7 +4,8 @@ A group is the unit of placement (its optimizer state is on the device or on the
 the unit of streaming. What stands before the blocks (embedding) and after them (norm, head) forms a group
 each; tied weights appear once, where they are registered first.
 
-Over several ranks each updates one slice of every group, and keeps the optimizer's state of that slice alone.
+Over several ranks each updates one slice of every group, and keeps the optimizer's state of that slice alone. With
+gradients divided too it keeps the slice of the gradients alone, and they have no views (see `gradient_shards`).
 
 Within a group every parameter starts at a multiple of 1024 elements, and so does every rank's slice. Chunks are cut at such multiples, so
 that a parameter's pieces see the same vector lanes as the whole parameter would: cutting elsewhere moves the
@@ -22,6 +23,7 @@ from torch import nn
 
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.plan import GroupSize
+from busbar.workloads.training.settings import OPTIMIZER
 
 GRAIN = 1024
 Named = tuple[int, str, nn.Parameter]  # index, name, parameter
@@ -40,6 +42,10 @@ class Member:
     def decayed(self) -> bool:
         """Weight decay applies to matrices, not to norms and biases."""
         return self.parameter.ndim >= 2
+
+    def view(self, flat: torch.Tensor) -> torch.Tensor:
+        """This parameter's part of a buffer of the whole group."""
+        return flat[self.start :][: self.parameter.numel()].view(self.parameter.shape)
 
 
 @dataclass(frozen=True)
@@ -115,11 +121,11 @@ def _lay_out(name: str, parameters: list[Named], unit: int) -> Group:
 
 @dataclass(frozen=True)
 class FlatGroup:
-    """A group with its buffers on the device; the model's parameters and gradients are views of them."""
+    """A group with its buffers on the device; the model's parameters and gradients are views of those that are whole."""
 
     group: Group
     weights: torch.Tensor
-    gradients: torch.Tensor
+    gradients: torch.Tensor  # whole, or this rank's slice
     rank: int = 0  # of `ranks`, each of which updates a slice
     ranks: int = 1
 
@@ -134,27 +140,39 @@ class FlatGroup:
 
     @property
     def own_weights(self) -> torch.Tensor:
-        return self.weights[self.start :][: self.length]
+        return self._own(self.weights)
 
     @property
     def own_gradients(self) -> torch.Tensor:
-        return self.gradients[self.start :][: self.length]
+        return self._own(self.gradients)
+
+    @property
+    def has_whole_gradients(self) -> bool:
+        return self.gradients.numel() == self.group.elements
+
+    def _own(self, flat: torch.Tensor) -> torch.Tensor:
+        return flat if flat.numel() == self.length else flat[self.start :][: self.length]
 
 
 def bind(
-    groups: Sequence[Group], arena: Arena, dtype: torch.dtype, rank: int = 0, ranks: int = 1
+    groups: Sequence[Group],
+    arena: Arena,
+    dtype: torch.dtype,
+    rank: int = 0,
+    ranks: int = 1,
+    sharding: str = OPTIMIZER,
 ) -> tuple[FlatGroup, ...]:
-    """Move the parameters into the arena, group by group, and give each a gradient view."""
+    """Move the parameters into the arena, group by group, and give each a gradient view, where gradients are whole."""
     weights = [arena.carve("parameters", group.elements, dtype) for group in groups]
     for group, flat_weights in zip(groups, weights, strict=True):
         for member in group.members:
-            parameter, extent = member.parameter, slice(member.start, member.start + member.parameter.numel())
-            view = flat_weights[extent].view(parameter.shape)
-            view.copy_(parameter.detach())
-            parameter.data = view
+            view = member.view(flat_weights)
+            view.copy_(member.parameter.detach())
+            member.parameter.data = view
     release_free_memory()  # before the gradients take theirs: at no time is there more than a copy of the weights
+    parts = 1 if sharding == OPTIMIZER else ranks
     bound = [
-        FlatGroup(group, flat_weights, arena.carve("gradients", group.elements, dtype), rank, ranks)
+        FlatGroup(group, flat_weights, arena.carve("gradients", group.elements // parts, dtype), rank, ranks)
         for group, flat_weights in zip(groups, weights, strict=True)
     ]
     rebind_gradients(bound)
@@ -179,11 +197,11 @@ def release_free_memory() -> None:
 
 
 def rebind_gradients(groups: Sequence[FlatGroup]) -> None:
-    """Make sure that each parameter's `.grad` is its view."""
+    """Make sure that each parameter's `.grad` is its view, or nothing where gradients are divided."""
     for flat in groups:
         for member in flat.group.members:
-            extent = slice(member.start, member.start + member.parameter.numel())
-            member.parameter.grad = flat.gradients[extent].view(member.parameter.shape)
+            whole = flat.has_whole_gradients
+            member.parameter.grad = member.view(flat.gradients) if whole else None
 
 
 def members(groups: Sequence[FlatGroup]) -> Iterator[tuple[FlatGroup, Member]]:

@@ -18,7 +18,9 @@ from busbar.workloads.training.preparation import Prepared
 from busbar.workloads.training.saved_model import weights_identity
 
 if TYPE_CHECKING:
+    from busbar.workloads.training.plan import MemoryPlan
     from busbar.workloads.training.run import Run
+    from busbar.workloads.training.settings import EngineSpec
     from busbar.workloads.training.trainer import Trainer
 
 FORMAT = 3  # of checkpoints and of the order of the data
@@ -50,8 +52,17 @@ def facts_of(
     }
 
 
+def same_plan(spec: EngineSpec, plan: MemoryPlan) -> dict[str, Any]:
+    """What the ranks of a gang must have alike before they make the model: settings, placement and division."""
+    return {
+        **{f"settings {path}": value for path, value in spec.settings.items()},
+        "parallelism.sharding": spec.sharding,
+        "plan": [plan.mode, plan.activations, *plan.offloaded],
+    }
+
+
 def same_on_all_ranks(facts: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
-    """What the ranks of a gang must have alike: facts, placement and weights.
+    """What they must have alike before the first step: facts and weights.
 
     In fast order ranks may have other threads and processors, whose last bits differ, but not another torch.
     """
@@ -60,9 +71,7 @@ def same_on_all_ranks(facts: Mapping[str, Any], trainer: Trainer) -> dict[str, A
         numerics = {"torch": numerics.get("torch")}
     return {
         **{name: value for name, value in facts.items() if name not in ("numerics", "settings")},
-        **{f"settings {path}": value for path, value in facts.get("settings", {}).items()},
         **numerics,
-        "plan": [trainer.plan.mode, trainer.plan.activations, *trainer.plan.offloaded],
         "weights": weights_sum(trainer.groups),
     }
 

@@ -19,7 +19,7 @@ from busbar.kube.types.checkpoint import CheckpointPolicy as CheckpointFields
 from busbar.kube.types.quantity import to_bytes
 from busbar.kube.types.rules import refusals
 from busbar.kube.types.training_engine import Adapter as AdapterFields
-from busbar.kube.types.training_engine import BadRow, Order, TrainingEngine
+from busbar.kube.types.training_engine import BadRow, Order, Sharding, TrainingEngine
 from busbar.kube.types.training_engine import DataFields as RowFields
 from busbar.kube.types.training_engine import DataSource as DataFields
 from busbar.kube.types.training_job import TrainingJob
@@ -39,7 +39,7 @@ from busbar.workloads.training.settings import (
 
 BUILTIN_CORPORA = ("builtin://python-stdlib",)
 DEFAULT_EVERY_STEPS = 50
-DEFAULT_ORDER = Order.FAST.value
+DEFAULT_ORDER, DEFAULT_SHARDING = Order.FAST.value, Sharding.OPTIMIZER.value
 # Fields that change nothing in the numbers by design, and two for which a checkpoint has a place of its own.
 _NEUTRAL = {
     "mode",
@@ -52,6 +52,7 @@ _NEUTRAL = {
     "steps",
     "threads",
     "adapter.merge",
+    "parallelism.sharding",
     "data.onBadRow",  # a run that goes on met none, or left them out from the start
 }
 
@@ -135,6 +136,7 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         activations=engine.activations.value,
         schedule=engine.schedule.value,
         order=DEFAULT_ORDER if engine.parallelism is None else engine.parallelism.order.value,
+        sharding=DEFAULT_SHARDING if engine.parallelism is None else engine.parallelism.sharding.value,
     )
 
 

@@ -24,7 +24,7 @@ from busbar.workloads.machine.streams import Event, Stream, Streams
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.chunks import Chunk, cut, state_elements
 from busbar.workloads.training.groups import FlatGroup, Piece
-from busbar.workloads.training.norm import Norm, ParameterNorm, clip_factor, gradient
+from busbar.workloads.training.norm import Norm, ParameterNorm, clip_factor
 from busbar.workloads.training.pipeline import Pipeline
 from busbar.workloads.training.plan import MemoryPlan
 from busbar.workloads.training.settings import AdamW
@@ -123,7 +123,7 @@ class OffloadedAdamW:
         return norm, done
 
     def _update(self, chunk: Chunk, state: torch.Tensor, step: _Step) -> None:
-        gradients = chunk.flat.gradients[chunk.start :][: chunk.length]
+        gradients = chunk.own(chunk.flat.own_gradients)
         with torch.no_grad():
             if self.fused or not bool(step.bad):  # the kernel that is not fused always updates
                 if step.factor is not None:
@@ -184,8 +184,10 @@ def _halves(chunk: Chunk) -> list[_Half]:
     found = []
     for decayed in (True, False):
         pieces = [piece for piece in chunk.pieces if piece.member.decayed is decayed]
-        weights = [_view(piece, piece.member.parameter.detach()) for piece in pieces]
-        gradients = [_view(piece, gradient(piece.member.parameter)) for piece in pieces]
+        weights, gradients = (
+            [chunk.own(flat)[piece.offset :][: piece.length] for piece in pieces]
+            for flat in (chunk.flat.own_weights, chunk.flat.own_gradients)
+        )
         if pieces:
             found.append(_Half(decayed, pieces, weights, gradients))
     return found
@@ -193,12 +195,9 @@ def _halves(chunk: Chunk) -> list[_Half]:
 
 def _clear_others(flat: FlatGroup) -> None:
     """Set the gradients to zero that other ranks' slices have; the updates did so with this rank's."""
-    flat.gradients[: flat.start].zero_()
-    flat.gradients[flat.start + flat.length :].zero_()
-
-
-def _view(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(-1)[piece.start : piece.start + piece.length]
+    if flat.has_whole_gradients:
+        flat.gradients[: flat.start].zero_()
+        flat.gradients[flat.start + flat.length :].zero_()
 
 
 def learning_rate(settings: AdamW, step: int, steps: int) -> float:

@@ -4,12 +4,13 @@ Device bytes (AdamW, P parameters, w bytes per weight: 4 for float32, 2 for bflo
 
     base          weights that are not trained, beside an adapter or because they are frozen: P does not count them
     parameters    w P
-    gradients     w P        kept whole until the global norm is known, for exact clipping; in fixed order once more
-                             for every partial sum (see `division`)
+    gradients     w P        kept until the global norm is known, for exact clipping; in fixed order once more
+                             for every partial sum (see `division`). Divided among N ranks w P / N, and in fixed order
+                             with several micro-batches per leaf w P more (see `gradient_shards`)
     optimizer     s R / N    s = 8 (fp32 m and v), plus 2 for the low half of the master weight under bfloat16;
                              R = parameters of the groups whose state is resident; N ranks share it evenly
     exchange      over several ranks or in fixed order: the largest group's gradients, and in fast order a rank's
-                             slice of them beside
+                             slice of them beside; once more the largest group's where gradients are divided
     staging       slots x chunk x s, and under bfloat16 8 bytes per element of one chunk, for its gradient
                              and its master weight in fp32; nothing when all state is resident in float32. Three slots
                              are enough; in the gated schedule more are taken from what the device has left, up to
@@ -43,7 +44,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from busbar.workloads.training.errors import InfeasiblePlan
-from busbar.workloads.training.settings import BLOCKING, GATED
+from busbar.workloads.training.settings import BLOCKING, GATED, GRADIENTS, OPTIMIZER
 
 ALIGN_BYTES = 256
 PREPARATION_BYTES = 64 * 2**20  # 45 MiB were measured; the text that a tokenizer is trained on is bounded
@@ -63,6 +64,10 @@ AHEAD = (
 )  # of the travelling chunks may be loaded before the norm is known: backward is that part of a step at most
 MIN_CHUNK, MAX_CHUNK = 64 * 1024, 32 * 1024 * 1024  # parameters
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
+DIVIDED = {
+    OPTIMIZER: "the optimizer's state",
+    GRADIENTS: "gradients and the optimizer's state",
+}
 AUTO, KEEP, RECOMPUTE = "auto", "keep", "recompute"  # what a job may say of its activations
 
 
@@ -95,6 +100,8 @@ class Demand:
     ranks: int = 1  # that share a step, each with its own share of the optimizer's state
     fixed_order: bool = False
     partial_sums: int = 0  # copies of the gradients that a fixed order keeps beside them
+    leaf_size: int = 1  # micro-batches that a fixed order adds up before the ranks' gradients are added
+    sharding: str = OPTIMIZER  # what the ranks divide: optimizer | gradients, and the optimizer's state
     activations: str = AUTO
     recompute_bytes: int | None = None  # `activation_bytes` when they are recomputed; None: they cannot be
     memory_copies: int = 0  # of the state in host memory, beside the checkpoints (see `memory_copy`)
@@ -133,7 +140,26 @@ class Demand:
         largest = max((group.parameters for group in self.groups), default=0) * self.weight_bytes
         if self.ranks == 1 and not self.fixed_order:
             return 0
-        return aligned(largest) + (0 if self.fixed_order else aligned(largest // self.ranks))
+        filled = 0 if self.divided == OPTIMIZER else aligned(largest)
+        return filled + aligned(largest) + (0 if self.fixed_order else aligned(largest // self.ranks))
+
+    @property
+    def divided(self) -> str:
+        """What is divided among the ranks: as `sharding`, and where there is one rank nothing more than it has."""
+        return OPTIMIZER if self.ranks == 1 else self.sharding
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of all groups, with the sums that a fixed order keeps."""
+        whole = self.group_bytes(1)
+        if self.divided == OPTIMIZER:
+            return whole * (1 + self.partial_sums)
+        leaves = whole if self.fixed_order and self.leaf_size > 1 else 0
+        return self.group_bytes(self.ranks) * (1 + self.partial_sums) + leaves
+
+    def group_bytes(self, parts: int) -> int:
+        """One of `parts` equal slices of all groups, in the type of the weights."""
+        return sum(aligned(group.parameters // parts * self.weight_bytes) for group in self.groups)
 
 
 @dataclass(frozen=True)
@@ -169,6 +195,8 @@ class MemoryPlan:
         0  # of blocks on the device, whose weights live on the host; 0: all weights are on the device
     )
     why_mode: str = ""  # it was chosen; "": the job says so
+    sharding: str = OPTIMIZER  # what `ranks` divide among them
+    ranks: int = 1
 
     @property
     def device_bytes(self) -> int:
@@ -191,6 +219,7 @@ class MemoryPlan:
         chosen = f" ({self.why_mode})" if self.why_mode else ""
         rows = [f"mode {self.mode}{share}{chosen}", f"activations: {self.activations}, {self.why}"]
         rows += [f"schedule: {GATED if self.gated else BLOCKING}"]
+        rows += [f"sharding: {DIVIDED[self.sharding]} among {self.ranks} ranks"] if self.ranks > 1 else []
         rows += [f"device {shown_bytes(self.device_bytes)} ({limit})"]
         rows += [f"  {owner:<12} {shown_bytes(size):>12}" for owner, size in self.device.items() if size]
         limit = (
@@ -211,6 +240,7 @@ class MemoryPlan:
             "activations": self.activations,
             "activationsWhy": self.why,
             "schedule": GATED if self.gated else BLOCKING,
+            "sharding": self.sharding,
             "device": dict(self.device),
             "host": dict(self.host),
             "deviceBytes": self.device_bytes,
@@ -244,12 +274,12 @@ def lay_out(
     state = demand.state_bytes_per_parameter
     chunk = chunk_parameters(demand)
     scratch = 2 * aligned(chunk * 4) if demand.dtype != "float32" else 0
-    weights = sum(aligned(group.parameters * demand.weight_bytes) for group in demand.groups)
+    weights = demand.group_bytes(1)
 
     slots = SLOTS if offloaded else 0
     device = {
         "parameters": weights,
-        "gradients": weights * (1 + demand.partial_sums),
+        "gradients": demand.gradient_bytes,
         "optimizer": state_bytes(demand, resident),
         "staging": slots * aligned(chunk * state) + scratch,
         "activations": max(training or 0, demand.evaluation_bytes, demand.merge_bytes),
@@ -284,6 +314,8 @@ def lay_out(
             activations=RECOMPUTE if recompute else KEEP,
             why=_why(demand, recompute),
             gated=is_gated(demand, offloaded),
+            sharding=demand.divided,
+            ranks=demand.ranks,
         ),
         made + (weights + demand.frozen_bytes if limits.device_is_host else 0),
     )

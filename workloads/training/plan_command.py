@@ -139,7 +139,7 @@ def answer_for(
             shape, of, evaluates=spec.evaluation is not None, adapter=spec.adapter, schedule=spec.schedule
         )
         copies = 0 if parsed.spec.checkpoint.memory is None else COPIES
-        return over_ranks(replace(whole, memory_copies=copies), division)
+        return over_ranks(replace(whole, memory_copies=copies), division, spec.sharding)
 
     demand = needed(batch)
     limits = machine.limits(spec.device_memory_bytes)
@@ -256,7 +256,7 @@ def demand_of(
     )
 
 
-def over_ranks(demand: Demand, division: Division) -> Demand:
+def over_ranks(demand: Demand, division: Division, sharding: str) -> Demand:
     """What one of the ranks needs that share each step."""
     from busbar.workloads.training.division import FIXED
     from busbar.workloads.training.plan import GroupSize
@@ -268,6 +268,8 @@ def over_ranks(demand: Demand, division: Division) -> Demand:
         ranks=ranks,
         fixed_order=division.order == FIXED,
         partial_sums=division.partial_sums,
+        leaf_size=division.leaf_size,
+        sharding=sharding,
     )
 
 

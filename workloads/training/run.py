@@ -251,6 +251,7 @@ class Session:
         from busbar.workloads.machine.streams import enforce_device_limit, make_repeatable
         from busbar.workloads.training import model
         from busbar.workloads.training.choice import make_plan
+        from busbar.workloads.training.identity import same_plan
         from busbar.workloads.training.plan import COPIES, MemoryLimits, disk_shortage
         from busbar.workloads.training.tokenizer import end_of_text_id, load_tokenizer, table_size
 
@@ -281,6 +282,7 @@ class Session:
         self.reporter.note(plan.explain())
         self.plan, self.demand, self.meter = plan, demand, PeakMeter()
         self.status.update(mode=plan.mode, activations=plan.activations, memory=_memory(plan, self.measured))
+        together.agree(same_plan(self.spec, plan))
         return recipe, plan
 
     def _predict(self, recipe: ModelRecipe, plan: MemoryPlan, together: Together) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 GATED, BLOCKING = "gated", "blocking"
+OPTIMIZER, GRADIENTS, PARAMETERS = "optimizer", "gradients", "parameters"  # ZeRO stages 1, 2 and 3
 
 
 @dataclass(frozen=True)
@@ -130,3 +131,4 @@ class EngineSpec:
         "auto"  # auto | gated | blocking: whether updates run beside the next forward pass (see `gates`)
     )
     order: str = "fast"  # in which gradients are added up: fast | fixed (see `division`)
+    sharding: str = OPTIMIZER  # what is divided among the ranks of a gang: optimizer | gradients | parameters

@@ -83,8 +83,8 @@ class Snapshot:
         """(name, weights, extent in the parameter) of this rank's slices; all of them where there is one rank."""
         for flat in self._groups:
             for piece in flat.group.pieces(flat.start, flat.length):
+                weights = flat.own_weights[piece.offset :][: piece.length]
                 extent = slice(piece.start, piece.start + piece.length)
-                weights = piece.member.parameter.detach().view(-1)[extent]
                 yield f"weights/{piece.member.name}", weights, extent
 
     def begin(self) -> Capture:

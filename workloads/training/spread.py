@@ -6,6 +6,8 @@
     all-gather, group by group        the updated weights, when the next forward pass reaches them (see `gates`)
 
 In fixed order the slices are exchanged as they are and added up here, as the upper levels of the tree.
+
+Where gradients are divided (stage 2), they are exchanged while each micro-batch is computed (see `gradient_shards`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.division import FIXED, Division, micro_batch_seed
+from busbar.workloads.training.gradient_shards import GradientShards, tree
 from busbar.workloads.training.groups import FlatGroup
 from busbar.workloads.training.ranks import Ranks
 
@@ -27,10 +30,19 @@ class Spread:
     """Steps of this rank's share. Buffers are those that the plan granted for it."""
 
     def __init__(
-        self, ranks: Ranks, division: Division, groups: Sequence[FlatGroup], arena: Arena, seed: int
+        self,
+        ranks: Ranks,
+        division: Division,
+        groups: Sequence[FlatGroup],
+        arena: Arena,
+        seed: int,
+        shards: GradientShards | None = None,
     ) -> None:
         self.ranks, self._division, self._groups, self._seed = ranks, division, groups, seed
-        self._fixed = division.order == FIXED
+        self._fixed, self._shards = division.order == FIXED, shards
+        self._sent_bytes = 0  # handed over for other ranks, by this one
+        if shards is not None:
+            return
         dtype = groups[0].weights.dtype
         self._held = [
             [arena.carve("gradients", flat.group.elements, dtype) for flat in groups]
@@ -39,7 +51,11 @@ class Spread:
         largest = max(groups, key=lambda flat: flat.group.elements)
         size = largest.group.elements if self._fixed else largest.length
         self._room = arena.carve("exchange", size, dtype)
-        self.sent_bytes = 0  # handed over for other ranks, by this one
+
+    @property
+    def sent_bytes(self) -> int:
+        """Handed over for other ranks, by this one."""
+        return self._sent_bytes + (0 if self._shards is None else self._shards.sent_bytes)
 
     def gradients(
         self,
@@ -57,6 +73,39 @@ class Spread:
         """
         self.ranks.at(f"computing step {step + 1}")
         losses = torch.zeros(len(parts), device=self._groups[0].weights.device)
+        if self._shards is None:
+            self._whole(step, parts, work, computed, losses)
+        else:
+            self._divided(self._shards, step, parts, work, computed, losses)
+        self.ranks.add_up(losses)
+        return float(sum(losses.cpu(), torch.zeros(())))
+
+    def _divided(
+        self,
+        shards: GradientShards,
+        step: int,
+        parts: Sequence[Part | None],
+        work: Callable[[Part], torch.Tensor],
+        computed: Callable[[], object],
+        losses: torch.Tensor,
+    ) -> None:
+        for each in self._division.rounds(self.ranks.rank):
+            shards.begin(each)
+            if each.index is None or (part := parts[each.index]) is None:
+                computed()
+            else:
+                torch.manual_seed(micro_batch_seed(self._seed, step, each.index))
+                losses[each.index] = work(part)
+            shards.finish()
+
+    def _whole(
+        self,
+        step: int,
+        parts: Sequence[Part | None],
+        work: Callable[[Part], torch.Tensor],
+        computed: Callable[[], object],
+        losses: torch.Tensor,
+    ) -> None:
         own = self._division.own(self.ranks.rank)
         for number, leaf in enumerate(own):
             if number:
@@ -72,8 +121,6 @@ class Spread:
         self.ranks.at(f"adding up the gradients of step {step + 1}")
         for flat in self._groups:
             self._exchange(flat)
-        self.ranks.add_up(losses)
-        return float(sum(losses.cpu(), torch.zeros(())))
 
     def _merge(self, number: int, leaves: int) -> None:
         """Add the leaf `number`, just computed, to the sums that it completes; the last one completes all."""
@@ -97,7 +144,7 @@ class Spread:
             return
         room = self._room[: flat.group.elements]
         self.ranks.all_to_all(room, flat.gradients)
-        flat.own_gradients.copy_(_tree(room.view(self.ranks.size, -1)))
+        flat.own_gradients.copy_(tree(room.view(self.ranks.size, -1)))
 
     def gather_weights(self, flat: FlatGroup) -> None:
         """Bring every rank the slices of a group that the others have updated."""
@@ -106,14 +153,4 @@ class Spread:
             self.ranks.all_gather(flat.weights, flat.own_weights)
 
     def _count(self, flat: FlatGroup) -> None:
-        self.sent_bytes += (self.ranks.size - 1) * flat.length * flat.weights.itemsize
-
-
-def _tree(rows: torch.Tensor) -> torch.Tensor:
-    """The sum of a power of two rows, pairwise; uses them up."""
-    distance = 1
-    while distance < len(rows):
-        for first in range(0, len(rows), 2 * distance):
-            rows[first].add_(rows[first + distance])
-        distance *= 2
-    return rows[0]
+        self._sent_bytes += (self.ranks.size - 1) * flat.length * flat.weights.itemsize

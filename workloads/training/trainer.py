@@ -1,6 +1,7 @@
 """One step of training: forward and backward by micro-batches, then the optimizer.
 
-All code that affects the numbers is here, in `groups`, `spread`, `norm` and `optimizer`; no other module changes weights.
+All code that affects the numbers is here, in `groups`, `spread`, `gradient_shards`, `norm` and `optimizer`; no other
+module changes weights.
 In the gated schedule `step` returns while its updates run, and the next forward pass waits for each group's own (see
 `gates`). Who reads weights or state calls `drain` first. In the blocking one `step` does so itself.
 Over several ranks, or in fixed order, `spread` shares the micro-batches.
@@ -27,6 +28,7 @@ from busbar.workloads.training.block_slots import BlockSlots
 from busbar.workloads.training.division import FIXED, divide
 from busbar.workloads.training.freeze import frozen
 from busbar.workloads.training.gates import Gates
+from busbar.workloads.training.gradient_shards import GradientShards
 from busbar.workloads.training.groups import bind, make_groups, rebind_gradients, settle
 from busbar.workloads.training.loaded import Loaded
 from busbar.workloads.training.model import ModelRecipe, check_causal
@@ -36,7 +38,7 @@ from busbar.workloads.training.packing import IGNORED, Packed
 from busbar.workloads.training.plan import RECOMPUTE, MemoryPlan
 from busbar.workloads.training.ranks import Alone, Ranks
 from busbar.workloads.training.recompute import recompute_blocks
-from busbar.workloads.training.settings import EngineSpec
+from busbar.workloads.training.settings import OPTIMIZER, EngineSpec
 from busbar.workloads.training.snapshot import Snapshot
 from busbar.workloads.training.spread import Spread
 
@@ -87,7 +89,7 @@ class Trainer:
         if not streamed:
             settle(frozen(self.model), home)
         groups = make_groups(self.model, ranks.size)
-        self.groups = bind(groups, home, recipe.dtype, ranks.rank, ranks.size)
+        self.groups = bind(groups, home, recipe.dtype, ranks.rank, ranks.size, plan.sharding)
         _move_buffers(self.model, device)
         self.blocks: BlockSlots | None = None  # None: the weights are on the device
         if streamed:
@@ -104,7 +106,10 @@ class Trainer:
         norm: Norm = ParameterNorm(self.groups)
         if ranks.size > 1 or spec.order == FIXED:
             division = divide(spec.batch.sequences, spec.batch.micro_batch, ranks.size, spec.order)
-            self.spread = Spread(ranks, division, self.groups, self.device_arena, spec.seed)
+            shards = None
+            if plan.sharding != OPTIMIZER:
+                shards = GradientShards(ranks, division, self.groups, self.device_arena, self.model)
+            self.spread = Spread(ranks, division, self.groups, self.device_arena, spec.seed, shards)
             norm = RowNorm(self.groups, ranks)
         self.optimizer = OffloadedAdamW(
             self.groups, spec.optimizer, plan, home, self.host_arena, self.streams, fused=fused, norm=norm
