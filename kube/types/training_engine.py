@@ -98,6 +98,7 @@ class Sharding(StrEnum):
 
     OPTIMIZER = "optimizer"
     GRADIENTS = "gradients"
+    PARAMETERS = "parameters"
 
 
 class BadRow(StrEnum):
@@ -306,7 +307,8 @@ class Parallelism(SpecModel):
     sharding: Sharding = Field(
         default=Sharding.OPTIMIZER,
         description="What each pod keeps a part of: optimizer, its state; gradients, these too, which are exchanged "
-        "after each micro-batch. The results are equal bit for bit in order fixed.",
+        "after each micro-batch; parameters, the weights too, which a block has whole only while it is computed. The results "
+        "are equal bit for bit in order fixed.",
     )
 
 

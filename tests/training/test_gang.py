@@ -25,6 +25,13 @@ def gang(claims: Path, size: int = 2, points: dict[int, Point] | None = None) ->
     return start_gang([manifest(**WIDE) for _ in range(size)], claims, points or {})
 
 
+def divided(sharding: str, **changes: Any) -> dict[str, Any]:
+    """The manifest of a gang of two that divides what `sharding` says."""
+    document = manifest(**{**WIDE, "parallelism": {"order": "fixed", "sharding": sharding}, **changes})
+    document["spec"]["shape"] = {"minPods": 2, "maxPods": 2}
+    return document
+
+
 def steps(claims: Path) -> list[int]:
     return CheckpointFolder(claims / "out/model/checkpoints", 2).steps()
 
@@ -80,6 +87,23 @@ def test_a_gang_resumes_to_the_same_bits_after_a_rank_was_killed(
     assert_same_result(claims, alone)
 
 
+def test_a_gang_that_was_killed_goes_on_with_divided_weights(alone: Path, tmp_path: Path) -> None:
+    """And evaluates and exports them to the bits of one process."""
+    claims = prepare(tmp_path)
+    exchange = Point("gradient_shards:GradientShards", "_exchange", 48)
+    ranks = start_gang([divided("gradients")] * 2, claims, {1: exchange})
+    assert ranks.exit_codes() == [1, -signal.SIGKILL]
+    durable = max(steps(claims), default=0)
+
+    again = start_gang([divided("parameters")] * 2, claims, {})
+    assert again.exit_codes() == [0, 0]
+    assert (again.status(0)["resumedFromStep"] or 0) == durable
+    assert again.status(0)["replayMismatches"] == 0
+    assert_same_result(claims, alone)
+    assert evaluation(claims) == evaluation(alone)
+    assert "weights, gradients and the optimizer's state among 2 ranks" in again.log(1)
+
+
 def test_a_frozen_rank_is_named_and_the_others_leave(tmp_path: Path) -> None:
     claims = prepare(tmp_path)
     frozen = Point("trainer:Trainer", "_micro_batch", 13, signal.SIGSTOP)
@@ -106,12 +130,13 @@ def test_a_request_to_stop_one_rank_stops_all_with_their_state_saved(alone: Path
 
 def test_a_rank_with_other_settings_is_named_by_all(tmp_path: Path) -> None:
     claims = prepare(tmp_path)
-    other = manifest(**WIDE, optimizer={"learningRate": 1e-4})
-    ranks = start_gang([manifest(**WIDE), other], claims, {})
+    other = divided("parameters", optimizer={"learningRate": 1e-4})
+    ranks = start_gang([divided("gradients"), other], claims, {})
     assert ranks.exit_codes() == [1, 1]
     for rank in (0, 1):
-        assert "rank 1 differs from rank 0 in " in ranks.log(rank)
-        assert "settings optimizer.learningRate: 0.0001 and not 0.003" in ranks.log(rank)
+        log = ranks.log(rank).replace("\\", "")
+        assert 'rank 1 differs from rank 0 in parallelism.sharding: "parameters" and not "gradients"' in log
+        assert "settings optimizer.learningRate: 0.0001 and not 0.003" in log
 
 
 def test_a_rank_that_refuses_the_job_takes_the_others_with_it(tmp_path: Path) -> None:

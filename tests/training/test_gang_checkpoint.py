@@ -35,6 +35,7 @@ class Task:
     target: Path | None = None
     damage: str = ""
     order: str = "fixed"
+    sharding: str = "optimizer"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def spoil_disk(*arguments: Any) -> None:
 
 
 def go(ranks: Ranks, open_folder: Callable[[Path], CheckpointFolder], task: Task) -> Outcome:
-    document = {**DOCUMENT, "parallelism": {"order": task.order}}
+    document = {**DOCUMENT, "parallelism": {"order": task.order, "sharding": task.sharding}}
     trainer, data, losses = make_trainer(document, ranks), packed(document), dict[int, float]()
     passed_over: tuple[str, ...] = ()
     if task.source is not None:
@@ -62,6 +63,8 @@ def go(ranks: Ranks, open_folder: Callable[[Path], CheckpointFolder], task: Task
         result = trainer.step(data)
         losses[result.step] = result.loss
     trainer.drain()
+    if task.target is None:
+        trainer.gather_whole()
     failed = ""
     if task.target is not None:
         failed = save(trainer, ranks, open_folder(task.target), task)
@@ -138,6 +141,7 @@ def by_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("two")
     tasks = [Task(None, 2, place / "by-two"), Task(None, 1, place / "full", "disk")]
+    tasks += [Task(None, 2, place / "divided", sharding="parameters")]
     for outcomes in run_gang(2, go_in_gang, tasks, place / "ranks"):
         assert "rank 1: [Errno 28] No space left on device" in outcomes[1].failed
     assert list((place / "full").glob("*step*")) == []  # neither a checkpoint nor what was begun
@@ -151,6 +155,8 @@ def of_four(by_one: Path, by_two: Path, tmp_path_factory: pytest.TempPathFactory
     tasks = [Task(by_two, 4, place / "by-four"), Task(by_one, 4)]
     tasks += [Task(damaged(by_two, kind), 3) for kind in DAMAGE]
     tasks += [Task(by_two, 3, place / "at-three")]
+    tasks += [Task(by_two.with_name("divided"), 4, sharding="gradients")]
+    tasks += [Task(by_two, 4, sharding="parameters")]
     outcomes: list[list[Outcome]] = run_gang(4, go_in_gang, tasks, place / "ranks")
     return outcomes
 
@@ -167,6 +173,25 @@ def test_two_ranks_write_and_one_goes_on(by_two: Path, whole: Outcome) -> None:
 def test_two_ranks_write_and_four_go_on(of_four: list[list[Outcome]], whole: Outcome) -> None:
     for outcomes in of_four:
         assert_continues(outcomes[0], whole)
+
+
+def test_divided_weights_of_two_ranks_go_on_in_one_process(by_two: Path, whole: Outcome) -> None:
+    assert_continues(alone(Task(by_two.with_name("divided"), 4)), whole)
+
+
+def test_two_ranks_that_divide_weights_write_and_four_that_divide_gradients_go_on(
+    of_four: list[list[Outcome]], whole: Outcome
+) -> None:
+    for outcomes in of_four:
+        assert_continues(outcomes[-2], whole)
+
+
+def test_two_ranks_write_whole_weights_and_four_that_divide_them_go_on(
+    of_four: list[list[Outcome]], whole: Outcome
+) -> None:
+    first, *others = (outcomes[-1] for outcomes in of_four)
+    assert_continues(first, whole)  # where all weights were gathered
+    assert all(other.losses == first.losses for other in others)
 
 
 def test_one_writes_and_four_ranks_go_on(of_four: list[list[Outcome]], whole: Outcome) -> None:

@@ -64,6 +64,52 @@ def test_resident_bytes_are_sixteen_per_fp32_parameter_plus_activations() -> Non
     assert plan.device_bytes == 16 * DEMAND.parameters + 64 * MIB
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("sharding", "divided"),
+    [("optimizer", 8), ("gradients", 12), ("parameters", 16)],  # of 16 bytes per parameter
+)
+def test_a_rank_of_a_deep_model_needs_what_zeros_formula_says(
+    sharding: str, divided: int, ranks: int
+) -> None:
+    """Within 5 %: beside it are a block or two on their way, and in stage 3 what stands around the blocks."""
+    deep = replace(
+        DEMAND,
+        groups=(GroupSize("embedding", MIB), *(GroupSize(f"block-{i}", 3 * MIB) for i in range(128))),
+        activation_bytes=0,
+        ranks=ranks,
+        sharding=sharding,
+    )
+    plan = make_plan(deep, UNLIMITED, "resident")
+    assert plan.device_bytes == pytest.approx(deep.parameters * (16 - divided + divided / ranks), rel=0.05)
+    held = sum(plan.device[owner] for owner in ("parameters", "gradients", "optimizer"))
+    assert held == deep.parameters * (16 - divided + divided // ranks)
+
+
+def test_divided_weights_are_refused_where_there_are_no_blocks_to_gather() -> None:
+    several = replace(DEMAND, ranks=2, sharding="parameters")
+    for demand, said in (
+        (replace(several, shared_blocks=True), "blocks of this model have weights in common"),
+        (replace(several, groups=DEMAND.groups[:1]), "no block of this model has weights that are trained"),
+    ):
+        with pytest.raises(
+            InvalidJob, match=f"parallelism.sharding: parameters is not possible here: {said}"
+        ):
+            make_plan(demand, UNLIMITED, "resident")
+        make_plan(replace(demand, sharding="gradients"), UNLIMITED, "resident")
+
+
+def test_a_gang_that_does_not_fit_is_told_to_divide_more() -> None:
+    several = replace(DEMAND, ranks=4)
+    least = {
+        sharding: make_plan(replace(several, sharding=sharding), UNLIMITED, "resident").device_bytes
+        for sharding in ("gradients", "parameters")
+    }
+    for sharding, size in least.items():
+        enough = replace(UNLIMITED, device_bytes=size)
+        assert refusal(several, enough, "resident")[0] == f"parallelism.sharding: {sharding}"
+
+
 def test_offload_exchanges_the_state_for_three_staging_slots() -> None:
     plan = make_plan(DEMAND, UNLIMITED, "optimizer-offload")
     assert plan.device["optimizer"] == 0

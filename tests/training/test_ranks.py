@@ -26,7 +26,7 @@ from busbar.workloads.training.ranks import Alone, Gang, Ranks
 from busbar.workloads.training.trainer import MicroBatch, Trainer
 
 STEPS, CPU = 4, torch.device("cpu")
-SHARDINGS = ("gradients",)
+SHARDINGS = ("gradients", "parameters")
 FIXED = {"order": "fixed"}
 EIGHT = {"sequences": 8, "microBatch": 1}
 
@@ -72,6 +72,27 @@ DIVIDED: dict[str, dict[str, Any]] = {  # what the ranks divide beside the optim
         activations="recompute",
         seed=11,
         parallelism={**FIXED, "sharding": "gradients"},
+    ),
+    "parameters, a clip that bites": case(
+        optimizer={"learningRate": 1e-3, "gradientClip": 0.01, "schedule": "linear"},
+        parallelism={**FIXED, "sharding": "parameters"},
+    ),
+    "parameters, four leaves of three, untied head, bfloat16, gated": case(
+        batch={"sequences": 24, "microBatch": 2},
+        model={"config": {**LLAMA, "tie_word_embeddings": False}},
+        dtype="bfloat16",
+        mode="auto",
+        schedule="gated",
+        parallelism={**FIXED, "sharding": "parameters"},
+    ),
+    "parameters, recomputed dropout, rows with nothing to learn": case(
+        model={"config": GPT2},
+        activations="recompute",
+        seed=11,
+        parallelism={**FIXED, "sharding": "parameters"},
+    ),
+    "parameters, frozen first block and table": case(
+        freeze=["lm_head.*", "model.layers.0.*"], parallelism={**FIXED, "sharding": "parameters"}
     ),
 }
 ADAPTER = case(
@@ -121,9 +142,11 @@ def train(ranks: Ranks, documents: dict[str, dict[str, Any]], base: Path | None 
         data = packed(document, masked="rows" in name)
         steps = [trainer.step(data) for _ in range(STEPS)]
         trainer.drain()
+        said = facts(trainer)
+        trainer.gather_whole()  # on rank 0; the others keep what they have
         weights = {key: each.detach().clone() for key, each in trainer.model.named_parameters()}
         losses = [step.loss for step in steps]
-        found[name] = losses, weights, facts(trainer), [step.gradient_norm for step in steps]
+        found[name] = losses, weights, said, [step.gradient_norm for step in steps]
         trainer.close()
     return found
 
@@ -151,8 +174,10 @@ def facts(trainer: Trainer) -> dict[str, int]:
     return {
         "state": sum(chunk.state.numel() * 4 for chunk in trainer.optimizer.chunks),
         "parameters": sum(flat.group.elements for flat in trainer.groups),
-        "sent": trainer.spread.sent_bytes,
+        "block": trainer.groups[1].group.elements,
+        "sent": trainer.spread.sent_bytes + (0 if trainer.peers is None else trainer.peers.sent_bytes),
         "gradients": trainer.device_arena.peak["gradients"],
+        "weights": trainer.device_arena.peak["parameters"],
         "device": trainer.device_arena.capacity_bytes,
         "host": trainer.host_arena.capacity_bytes,
         "peak": trainer.device_arena.peak_bytes,
@@ -221,9 +246,12 @@ def test_one_two_and_four_ranks_equal_a_plain_loop_in_fixed_order(
     document = {**CASES, **DIVIDED}[name]
     losses, weights = plainly(name, document)
     alone = train(Alone(), {name: document})
+    divides_weights = name.startswith("parameters")
     for world in ([alone], two, four):
-        for found in world:
+        for rank, found in enumerate(world):
             assert found[name][0] == losses
+            if divides_weights and rank:  # whose weights rank 0 has gathered, and itself has not
+                continue
             assert [key for key in weights if not torch.equal(found[name][1][key], weights[key])] == []
             assert list(map(repr, found[name][3])) == list(map(repr, alone[name][3]))  # nan is nan
 
@@ -255,7 +283,8 @@ def test_in_fast_order_ranks_may_have_different_numbers_of_micro_batches(
     first, second = (found[f"fast, {sharding}"] for found in two)
     assert first[0] == second[0]
     assert first[3] == second[3]
-    assert all(torch.equal(first[1][key], second[1][key]) for key in first[1])
+    if sharding != "parameters":
+        assert all(torch.equal(first[1][key], second[1][key]) for key in first[1])
     alone = train(Alone(), {"alone": engine(steps=STEPS, **FAST_DIVIDED, parallelism=FIXED)})
     assert first[0] == pytest.approx(alone["alone"][0], rel=1e-4)
 
@@ -281,8 +310,29 @@ def test_the_gradients_of_a_rank_follow_zeros_formula(two: list[Any], four: list
                 said = found[name][2]
                 assert said["gradients"] == said["parameters"] * 4 * sums // ranks
     for found in two:  # fast order has none
-        said = found["fast, gradients"][2]
-        assert said["gradients"] == said["parameters"] * 4 // 2
+        for sharding in SHARDINGS:
+            said = found[f"fast, {sharding}"][2]
+            assert said["gradients"] == said["parameters"] * 4 // 2
+
+
+def test_the_weights_of_a_rank_follow_zeros_formula(two: list[Any], four: list[Any]) -> None:
+    for ranks, world in ((2, two), (4, four)):
+        for found in world:
+            said = found["parameters, a clip that bites"][2]
+            assert said["weights"] == said["parameters"] * 4 // ranks
+
+
+def test_a_block_is_gathered_for_forward_and_for_backward(two: list[Any], four: list[Any]) -> None:
+    """The slot has one of the two blocks still when a pass turns round, until an update makes it old."""
+    for ranks, world in ((2, two), (4, four)):
+        said, rounds = world[0]["parameters, a clip that bites"][2], 8 // ranks
+        blocks = (
+            3 + 2 * rounds + (STEPS - 1) * (2 * rounds + 1)
+        )  # 3 of them to see whether the model is causal
+        outer = said["parameters"] - 2 * said["block"]
+        gathered = blocks * said["block"] + (1 + STEPS) * outer
+        exchanged = STEPS * rounds * said["parameters"]
+        assert said["sent"] == (ranks - 1) * (gathered + exchanged) * 4 // ranks
 
 
 def test_ranks_hand_over_what_a_ring_would(two: list[Any]) -> None:

@@ -10,9 +10,7 @@ are slots: for the weights of a block, and for its gradients. What stands around
     collect   when the backward pass of the next block begins: gradients of this one -> home, where those of later
               micro-batches are added up, as autograd would have done on the device
 
-A slot keeps what it has until another block needs it, so the last blocks of a forward pass are still there when
-backward begins, and the first ones when the next micro-batch does. The slot that is needed last is given away.
-While a block is in a slot its parameters refer to it; otherwise they refer to their home, so that checkpoints, export
+Which slot a block takes is said in `weight_slots`. While a block is in a slot its parameters refer to it; otherwise they refer to their home, so that checkpoints, export
 and optimizer see nothing else. The numbers are those of `recompute`.
 
 Queues and events are those of `streams`; whoever has to wait is the host.
@@ -34,16 +32,9 @@ from busbar.workloads.training.groups import FlatGroup, blocks, settle
 from busbar.workloads.training.plan import MemoryPlan, aligned
 from busbar.workloads.training.recompute import run_again_in_backward
 from busbar.workloads.training.streamed_plan import GRADIENT_SLOTS
+from busbar.workloads.training.weight_slots import Slot, Weight, find
 
 Forward = Callable[..., Any]
-
-
-@dataclass
-class _Slot:
-    room: torch.Tensor  # bytes on the device
-    block: int | None = None  # whose weights it has, or will have when it is loaded
-    loaded: Event | None = None
-    used: Event | None = None  # the last pass through it is over
 
 
 @dataclass
@@ -53,37 +44,10 @@ class _GradientSlot:
 
 
 @dataclass(frozen=True)
-class _Weight:
-    """A parameter at home, and where it stands in a slot."""
-
-    parameter: nn.Parameter
-    home: torch.Tensor
-    gradient: torch.Tensor | None  # at home; None: it is not trained
-    offset: int  # bytes in a slot
-    start: int = 0  # elements in the gradients of its group
-
-    def in_slot(self, room: torch.Tensor) -> torch.Tensor:
-        found = room[self.offset :][: self.home.numel() * self.home.itemsize]
-        return found.view(self.home.dtype).view(self.home.shape)
-
-    def in_gradients(self, room: torch.Tensor) -> torch.Tensor:
-        return room[self.start :][: self.home.numel()].view(self.home.shape)
-
-    def go(self, weights: torch.Tensor, gradient: torch.Tensor | None) -> None:
-        """Have the parameter refer to these."""
-        self.parameter.grad = None  # which has to be where the weights are
-        self.parameter.data = weights
-        self.parameter.grad = gradient
-
-    def go_home(self) -> None:
-        self.go(self.home, self.gradient)
-
-
-@dataclass(frozen=True)
 class _Block:
     flat: FlatGroup | None  # None: nothing in it is trained
     index: int | None  # of the group
-    weights: list[_Weight]
+    weights: list[Weight]
     sources: list[tuple[torch.Tensor, int]]  # bytes at home, and where they go in a slot
 
     def go_home(self) -> None:
@@ -96,7 +60,7 @@ class _Outer:
     """A group around the blocks, which is on the device all the time."""
 
     flat: FlatGroup
-    weights: list[_Weight]
+    weights: list[Weight]
     copy: torch.Tensor
     gradients: torch.Tensor
     updated: Event | None = None  # at home, and not yet here
@@ -134,7 +98,7 @@ class BlockSlots:
             index: _outer(flat, device) for index, flat in enumerate(groups) if not flat.group.size.is_block
         }
         largest = max(_slot_bytes(block) for block in self._blocks)
-        self._slots = [_Slot(device.carve("slots", largest, torch.uint8)) for _ in range(plan.weight_slots)]
+        self._slots = [Slot(device.carve("slots", largest, torch.uint8)) for _ in range(plan.weight_slots)]
         trained = [block.flat for block in self._blocks if block.flat is not None]
         longest = max((flat.group.elements for flat in trained), default=0)
         dtype = groups[0].weights.dtype
@@ -146,7 +110,7 @@ class BlockSlots:
         self._updated: list[Event | None] = [None] * len(groups)
         self._fresh = [True] * len(groups)  # no gradient of this step has come home yet
         self._turn = 0  # the gradient slot that is used next
-        self._held: tuple[int, _Slot, _GradientSlot | None] | None = None  # what backward is in
+        self._held: tuple[int, Slot, _GradientSlot | None] | None = None  # what backward is in
         self.traffic = Traffic()
         for number, block in enumerate(inner):
             setattr(block, "forward", self._streamed(number, block.forward))  # noqa: B010
@@ -267,7 +231,7 @@ class BlockSlots:
             weight.go(weight.in_slot(slot.room), own)
         self._held = number, slot, gradients
 
-    def _enter(self, number: int, *, forward: bool) -> _Slot:
+    def _enter(self, number: int, *, forward: bool) -> Slot:
         """Wait for the weights of a block, and have the next one loaded meanwhile."""
         slot = self._load(number, forward=forward)
         if slot.loaded is not None:
@@ -287,19 +251,15 @@ class BlockSlots:
             self.reach(self._groups[index])  # the head, if no gate asked for it yet
         return None if torch.is_grad_enabled() else 0  # of the next forward pass
 
-    def _leave(self, number: int, slot: _Slot) -> None:
+    def _leave(self, number: int, slot: Slot) -> None:
         self._blocks[number].go_home()
         slot.used = self._streams.compute.record()
 
-    def _load(self, number: int, *, forward: bool, busy: _Slot | None = None) -> _Slot:
+    def _load(self, number: int, *, forward: bool, busy: Slot | None = None) -> Slot:
         """The slot that has the block's weights, or will have them."""
-        for slot in self._slots:
-            if slot.block == number:
-                return slot
-        free = [slot for slot in self._slots if slot is not busy]
-        slot = next((each for each in free if each.block is None), None) or _needed_last(
-            free, forward=forward
-        )
+        slot = find(self._slots, number, forward=forward, busy=busy)
+        if slot.block == number:
+            return slot
         block, load = self._blocks[number], self._streams.load
         if slot.used is not None:
             load.wait(slot.used)
@@ -356,11 +316,6 @@ def frozen_in_blocks(model: nn.Module) -> dict[str, int]:
     return {name: size for name, size in found.items() if size}
 
 
-def _needed_last(slots: Sequence[_Slot], *, forward: bool) -> _Slot:
-    """Forward passes go up and backward passes down, one after the other."""
-    return (min if forward else max)(slots, key=lambda slot: -1 if slot.block is None else slot.block)
-
-
 def _slot_bytes(block: _Block) -> int:
     return max((offset + aligned(source.numel()) for source, offset in block.sources), default=0)
 
@@ -375,15 +330,15 @@ def _block(module: nn.Module, index: int | None, groups: Sequence[FlatGroup], ho
     settle(frozen, host)
     for parameter in frozen:
         home = parameter.data
-        weights.append(_Weight(parameter, home, None, offset))
+        weights.append(Weight(parameter, home, None, offset))
         sources.append((home.reshape(-1).view(torch.uint8), offset))
         offset += aligned(home.numel() * home.itemsize)
     return _Block(flat, index, weights, sources)
 
 
-def _trained(flat: FlatGroup) -> list[_Weight]:
+def _trained(flat: FlatGroup) -> list[Weight]:
     return [
-        _Weight(
+        Weight(
             member.parameter,
             member.parameter.data,
             member.parameter.grad,

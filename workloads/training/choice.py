@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from busbar.workloads.training.errors import InfeasiblePlan, InvalidJob
 from busbar.workloads.training.fixes import find_fixes
 from busbar.workloads.training.layouts import excess, first_that_fits, layouts
-from busbar.workloads.training.plan import RECOMPUTE, Demand, MemoryLimits, MemoryPlan, shown_bytes
+from busbar.workloads.training.plan import (
+    RECOMPUTE,
+    Demand,
+    MemoryLimits,
+    MemoryPlan,
+    shown_bytes,
+    why_not_divided,
+)
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, why_not_streamed
 
 
@@ -22,6 +29,11 @@ def make_plan(demand: Demand, limits: MemoryLimits, mode: str) -> MemoryPlan:
         why, remedy = why_not_streamed(demand)
         if why:
             raise InvalidJob("spec.engine.mode", f"parameter-offload is not possible here: {why}", remedy)
+    why, remedy = why_not_divided(demand)
+    if why:
+        raise InvalidJob(
+            "spec.engine.parallelism.sharding", f"parameters is not possible here: {why}", remedy
+        )
     plan = first_that_fits(demand, limits, mode)
     if plan is None:
         fixes = find_fixes(demand, limits, mode)

@@ -85,15 +85,7 @@ def evaluate(
     """Score what is learned in the rows of `held_out` by the model and by n-grams counted on `training`."""
     raw = [row.text.encode() for row in held_out]
     scored = [_scored_bytes(row) for row in held_out]
-    size = sum(len(text) for text in raw)
-    bits = 0.0
-    done = 0
-    for row, content in zip(held_out, raw, strict=True):
-        found = encode(row)
-        learned = None if found.learned is None else [False, *found.learned]
-        bits += model_bits(model, [separator, *found.ids], sequence, micro_batch, device, learned)
-        done += len(content)
-        progress(done / size)
+    bits = rows_bits(model, encode, separator, sequence, micro_batch, held_out, device, progress)
     ngrams = ngram_bits(training, raw, (1, order), scored)
     counted = sum(
         size if mask is None else int(mask.sum()) for size, mask in zip(map(len, raw), scored, strict=True)
@@ -107,6 +99,28 @@ def evaluate(
         held_out_files=len(raw),
         training_bytes=sum(len(piece) for run in training() for piece in run),
     )
+
+
+def rows_bits(
+    model: torch.nn.Module,
+    encode: Encode,
+    separator: int,
+    sequence: int,
+    micro_batch: int,
+    held_out: Sequence[Row],
+    device: torch.device,
+    progress: Callable[[float], None] = lambda share: None,
+) -> float:
+    """Code length in bits of what is learned in the rows of `held_out`."""
+    size = sum(len(row.text.encode()) for row in held_out)
+    bits, done = 0.0, 0
+    for row in held_out:
+        found = encode(row)
+        learned = None if found.learned is None else [False, *found.learned]
+        bits += model_bits(model, [separator, *found.ids], sequence, micro_batch, device, learned)
+        done += len(row.text.encode())
+        progress(done / size)
+    return bits
 
 
 def _scored_bytes(row: Row) -> npt.NDArray[np.bool_] | None:

@@ -1,6 +1,6 @@
 """What would make a job fit, cheapest first. No torch here.
 
-No copies in memory, another mode, recomputed activations, a smaller micro-batch, and then more memory.
+No copies in memory, more that the ranks of a gang divide, another mode, recomputed activations, a smaller micro-batch, and then more memory.
 
 Every fix is tried before it is named: with it, `plan.first_that_fits` finds a plan. Where no single change is enough
 they are joined, as in "mode: auto and shape.memory: at least 20480Mi more".
@@ -19,7 +19,9 @@ from busbar.workloads.training.plan import (
     MemoryLimits,
     MemoryPlan,
     shown_bytes,
+    why_not_divided,
 )
+from busbar.workloads.training.settings import GRADIENTS, OPTIMIZER, PARAMETERS
 
 MOST = 4  # in one refusal
 
@@ -35,6 +37,7 @@ class Fix:
     device_bytes: int | None = None
     host_bytes: int | None = None
     copies: bool = True  # False: the job has none in memory
+    sharding: str | None = None
 
     def text(self, demand: Demand, limits: MemoryLimits) -> str:
         parts = []
@@ -46,6 +49,8 @@ class Fix:
             parts.append(f"batch.microBatch: {self.micro_batch} (now {demand.micro_batch})")
         if not self.copies:
             parts.append("no checkpoint.memory")
+        if self.sharding is not None:
+            parts.append(f"parallelism.sharding: {self.sharding}")
         if self.device_bytes is not None:
             parts.append(_more_device(self.device_bytes, limits))
         if self.host_bytes is not None:
@@ -71,6 +76,7 @@ def find_fixes(demand: Demand, limits: MemoryLimits, mode: str) -> list[Fix]:
     other = None if mode == "auto" else "auto"
     single = [
         *_without_copies(demand, limits, mode),
+        *_divided_more(demand, limits, mode),
         *_other_mode(demand, limits, other),
         *_recomputed(demand, limits, mode, None),
         *_smaller(demand, limits, mode, None),
@@ -99,6 +105,16 @@ def _two_changes(demand: Demand, limits: MemoryLimits, mode: str, other: str | N
 def _without_copies(demand: Demand, limits: MemoryLimits, mode: str) -> Iterator[Fix]:
     if demand.memory_copies and (plan := first_that_fits(replace(demand, memory_copies=0), limits, mode)):
         yield Fix(plan, copies=False)
+
+
+def _divided_more(demand: Demand, limits: MemoryLimits, mode: str) -> Iterator[Fix]:
+    """The least that the ranks would have to divide."""
+    stages = (OPTIMIZER, GRADIENTS, PARAMETERS)
+    for sharding in stages[stages.index(demand.sharding) + 1 :] if demand.ranks > 1 else ():
+        changed = replace(demand, sharding=sharding)
+        if not why_not_divided(changed)[0] and (plan := first_that_fits(changed, limits, mode)):
+            yield Fix(plan, sharding=sharding)
+            return
 
 
 def _other_mode(demand: Demand, limits: MemoryLimits, mode: str | None) -> Iterator[Fix]:

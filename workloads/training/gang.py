@@ -150,8 +150,12 @@ class Together:
 
 
 def weights_sum(groups: Sequence[FlatGroup]) -> list[int]:
-    """A number per group that changes with its weights: cheaper than a digest, and enough to see ranks apart."""
-    return [int(flat.weights.view(torch.int16).sum(dtype=torch.int64)) for flat in groups]
+    """A number per group that changes with its weights: cheaper than a digest, and enough to see ranks apart.
+
+    Of divided weights no two ranks have the same, and there is nothing to compare.
+    """
+    whole = [flat.weights for flat in groups if flat.has_whole_weights]
+    return [int(weights.view(torch.int16).sum(dtype=torch.int64)) for weights in whole]
 
 
 def _session_in(token: Path) -> str | None:

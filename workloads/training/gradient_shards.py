@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.division import FIXED, Division, Round
+from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.groups import FlatGroup, blocks
 from busbar.workloads.training.ranks import Ranks
 
@@ -36,8 +37,16 @@ class GradientShards:
     """The slices of one rank, and the room. Buffers are those that the plan granted."""
 
     def __init__(
-        self, ranks: Ranks, division: Division, groups: Sequence[FlatGroup], arena: Arena, model: nn.Module
+        self,
+        ranks: Ranks,
+        division: Division,
+        groups: Sequence[FlatGroup],
+        arena: Arena,
+        model: nn.Module,
+        before_backward: Callable[[int], object] = lambda index: None,
     ) -> None:
+        """`before_backward` is called with the index of each group, when the gradients behind it are exchanged."""
+        self._before_backward = before_backward
         self._ranks, self._division, self._groups = ranks, division, groups
         self._fixed = division.order == FIXED
         dtype = groups[0].weights.dtype
@@ -58,7 +67,7 @@ class GradientShards:
             None  # the group whose gradients the room takes; None: no backward pass is under way
         )
         self.sent_bytes = 0  # handed over for other ranks, by this one
-        watch_backward(model, groups, self.reached)
+        watch_backward(model, groups, self._arrive)
 
     def begin(self, of: Round) -> None:
         """A micro-batch, or the time of one that this rank does not have."""
@@ -71,15 +80,28 @@ class GradientShards:
             self._exchange(self._at)
             self._take(self._at - 1)
 
+    def pass_by(self) -> None:
+        """Take part in a backward pass that the other ranks make, and this one does not."""
+        for index in reversed(range(len(self._groups) - 1)):
+            self._arrive(index)
+
+    def _arrive(self, index: int) -> None:
+        self.reached(index)
+        self._before_backward(index)
+
     def finish(self) -> None:
-        """The backward pass is over. Raises RuntimeError if it came back to a group that it had left."""
+        """The backward pass is over. Raises InvalidJob if it came back to a group that it had left."""
         self.reached(0)
         self._exchange(0)
         self._at = None
         for flat in self._groups:
             for member in flat.group.members:
                 if member.parameter.grad is not None:
-                    raise RuntimeError(f"{member.name} got a gradient after its group's were exchanged")
+                    raise InvalidJob(
+                        "spec.engine.parallelism.sharding",
+                        f"{member.name} of this model gets its gradient after those of {flat.group.name} were exchanged",
+                        "set sharding: optimizer",
+                    )
 
     def _take(self, index: int) -> None:
         """Have the room take the gradients of a group; those of some of its parameters may have come before."""

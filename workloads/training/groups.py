@@ -5,7 +5,8 @@ the unit of streaming. What stands before the blocks (embedding) and after them 
 each; tied weights appear once, where they are registered first.
 
 Over several ranks each updates one slice of every group, and keeps the optimizer's state of that slice alone. With
-gradients divided too it keeps the slice of the gradients alone, and they have no views (see `gradient_shards`).
+gradients divided too it keeps the slice of the gradients alone, and they have no views (see `gradient_shards`); with
+weights divided, that of the weights too (see `peer_slots`).
 
 Within a group every parameter starts at a multiple of 1024 elements, and so does every rank's slice. Chunks are cut at such multiples, so
 that a parameter's pieces see the same vector lanes as the whole parameter would: cutting elsewhere moves the
@@ -15,15 +16,17 @@ scalar tail of a vectorised loop, and tails may round differently.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import nn
 
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.plan import GroupSize
-from busbar.workloads.training.settings import OPTIMIZER
+from busbar.workloads.training.settings import OPTIMIZER, PARAMETERS
 
 GRAIN = 1024
 Named = tuple[int, str, nn.Parameter]  # index, name, parameter
@@ -124,8 +127,8 @@ class FlatGroup:
     """A group with its buffers on the device; the model's parameters and gradients are views of those that are whole."""
 
     group: Group
-    weights: torch.Tensor
-    gradients: torch.Tensor  # whole, or this rank's slice
+    weights: torch.Tensor  # whole, or this rank's slice; so are the gradients
+    gradients: torch.Tensor
     rank: int = 0  # of `ranks`, each of which updates a slice
     ranks: int = 1
 
@@ -147,6 +150,10 @@ class FlatGroup:
         return self._own(self.gradients)
 
     @property
+    def has_whole_weights(self) -> bool:
+        return self.weights.numel() == self.group.elements
+
+    @property
     def has_whole_gradients(self) -> bool:
         return self.gradients.numel() == self.group.elements
 
@@ -162,9 +169,22 @@ def bind(
     ranks: int = 1,
     sharding: str = OPTIMIZER,
 ) -> tuple[FlatGroup, ...]:
-    """Move the parameters into the arena, group by group, and give each a gradient view, where gradients are whole."""
-    weights = [arena.carve("parameters", group.elements, dtype) for group in groups]
+    """Move the parameters into the arena, group by group, and give each a gradient view, where gradients are whole.
+
+    Of divided weights this rank's slices are kept, and the parameters refer to none (see `let_go`).
+    """
+    divided = sharding == PARAMETERS and ranks > 1
+    weights = [
+        arena.carve("parameters", group.elements // (ranks if divided else 1), dtype) for group in groups
+    ]
     for group, flat_weights in zip(groups, weights, strict=True):
+        if divided:
+            length = flat_weights.numel()
+            for piece in group.pieces(rank * length, length):
+                source = piece.member.parameter.detach().reshape(-1)[piece.start :][: piece.length]
+                flat_weights[piece.offset :][: piece.length].copy_(source)
+            let_go(group)
+            continue
         for member in group.members:
             view = member.view(flat_weights)
             view.copy_(member.parameter.detach())
@@ -177,6 +197,18 @@ def bind(
     ]
     rebind_gradients(bound)
     return tuple(bound)
+
+
+def let_go(group: Group) -> None:
+    """Have the parameters refer to no weights: what reads them gets numbers that are none. They keep their shapes."""
+    for member in group.members:
+        weights = member.parameter.detach()
+        member.parameter.data = _nothing(weights.dtype, weights.device).expand(weights.shape)
+
+
+@cache
+def _nothing(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full((), math.nan, dtype=dtype, device=device)
 
 
 def settle(parameters: Sequence[nn.Parameter], arena: Arena) -> None:

@@ -3,7 +3,8 @@
 Device bytes (AdamW, P parameters, w bytes per weight: 4 for float32, 2 for bfloat16):
 
     base          weights that are not trained, beside an adapter or because they are frozen: P does not count them
-    parameters    w P
+    parameters    w P        divided among N ranks w P / N
+    slots         where weights are divided: the largest block's, and those of what stands around the blocks
     gradients     w P        kept until the global norm is known, for exact clipping; in fixed order once more
                              for every partial sum (see `division`). Divided among N ranks w P / N, and in fixed order
                              with several micro-batches per leaf w P more (see `gradient_shards`)
@@ -44,7 +45,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from busbar.workloads.training.errors import InfeasiblePlan
-from busbar.workloads.training.settings import BLOCKING, GATED, GRADIENTS, OPTIMIZER
+from busbar.workloads.training.settings import BLOCKING, GATED, GRADIENTS, OPTIMIZER, PARAMETERS
 
 ALIGN_BYTES = 256
 PREPARATION_BYTES = 64 * 2**20  # 45 MiB were measured; the text that a tokenizer is trained on is bounded
@@ -67,6 +68,7 @@ WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
 DIVIDED = {
     OPTIMIZER: "the optimizer's state",
     GRADIENTS: "gradients and the optimizer's state",
+    PARAMETERS: "weights, gradients and the optimizer's state",
 }
 AUTO, KEEP, RECOMPUTE = "auto", "keep", "recompute"  # what a job may say of its activations
 
@@ -101,7 +103,9 @@ class Demand:
     fixed_order: bool = False
     partial_sums: int = 0  # copies of the gradients that a fixed order keeps beside them
     leaf_size: int = 1  # micro-batches that a fixed order adds up before the ranks' gradients are added
-    sharding: str = OPTIMIZER  # what the ranks divide: optimizer | gradients, and the optimizer's state
+    sharding: str = (
+        OPTIMIZER  # what the ranks divide: optimizer | gradients | parameters, with what is before it
+    )
     activations: str = AUTO
     recompute_bytes: int | None = None  # `activation_bytes` when they are recomputed; None: they cannot be
     memory_copies: int = 0  # of the state in host memory, beside the checkpoints (see `memory_copy`)
@@ -274,7 +278,8 @@ def lay_out(
     state = demand.state_bytes_per_parameter
     chunk = chunk_parameters(demand)
     scratch = 2 * aligned(chunk * 4) if demand.dtype != "float32" else 0
-    weights = demand.group_bytes(1)
+    divides_weights = demand.divided == PARAMETERS
+    weights = demand.group_bytes(demand.ranks if divides_weights else 1)
 
     slots = SLOTS if offloaded else 0
     device = {
@@ -288,6 +293,8 @@ def lay_out(
         device["base"] = demand.frozen_bytes
     if demand.exchange_bytes:
         device["exchange"] = demand.exchange_bytes
+    if divides_weights:
+        device["slots"] = gathered_bytes(demand)
     on_host = state_bytes(demand, offloaded)
     more = _more_slots(
         demand,
@@ -317,8 +324,32 @@ def lay_out(
             sharding=demand.divided,
             ranks=demand.ranks,
         ),
-        made + (weights + demand.frozen_bytes if limits.device_is_host else 0),
+        made + (weights + device.get("slots", 0) + demand.frozen_bytes if limits.device_is_host else 0),
     )
+
+
+def gathered_bytes(demand: Demand) -> int:
+    """Whole weights that a rank has at a time where they are divided."""
+
+    def whole(group: GroupSize) -> int:
+        return aligned(group.parameters * demand.weight_bytes)
+
+    inner = [whole(group) for group in demand.groups if group.is_block]
+    return max(inner, default=0) + sum(whole(group) for group in demand.groups if not group.is_block)
+
+
+def why_not_divided(demand: Demand) -> tuple[str, str]:
+    """Why the ranks cannot divide what the job asks them to, and what would help; two empty texts: they can."""
+    if demand.divided != PARAMETERS:
+        return "", ""
+    if demand.shared_blocks:
+        return "blocks of this model have weights in common", "set sharding: gradients"
+    if not any(group.is_block for group in demand.groups):
+        return (
+            "no block of this model has weights that are trained, and what stands around the blocks is whole on every rank",
+            "set sharding: gradients",
+        )
+    return "", ""
 
 
 def state_bytes(demand: Demand, groups: Sequence[GroupSize]) -> int:
@@ -362,6 +393,8 @@ def assemble(demand: Demand, limits: MemoryLimits, placed: MemoryPlan, moving: i
     }
     if placed.weight_slots:
         beside["export"] += demand.merge_bytes
+    if placed.sharding == PARAMETERS:
+        beside["export"] += demand.group_bytes(1)  # whole on rank 0
     own = own_checkpoint_bytes(demand)
     block = block_bytes(own)
     room = None if limits.host_bytes is None else limits.host_bytes - others - max(beside.values())

@@ -36,7 +36,7 @@ from busbar.workloads.training.paths import (
     free_disk,
 )
 from busbar.workloads.training.report import Reporter
-from busbar.workloads.training.settings import CheckpointPolicy, EngineSpec
+from busbar.workloads.training.settings import PARAMETERS, CheckpointPolicy, EngineSpec
 from busbar.workloads.training.status import Status
 from busbar.workloads.training.world import ALONE, PATIENT, Patience, World
 
@@ -136,11 +136,15 @@ class Session:
         try:
             with self._measuring("step"):
                 self._train(trainer, prepared, corpus, together)
-            if together.first:
+            evaluation = None
+            if together.first or trainer.peers is not None:  # all ranks have a part of the weights
                 with self._measuring("evaluation"):
-                    evaluation = self._evaluate(trainer, prepared, corpus)
-                with self._measuring("export"):
+                    evaluation = self._evaluate(trainer, prepared, corpus, together)
+            with self._measuring("export"):
+                trainer.gather_whole()
+                if together.first:
                     self._export(trainer, prepared, evaluation)
+            if together.first:
                 together.tell("over")
             else:
                 self._phase("Saving", "waiting for rank 0, which evaluates and writes the model")
@@ -327,6 +331,7 @@ class Session:
         prepared = prepare(self.spec, corpus, self.places.tokenizer, cache, self._share, makes=together.first)
         if together.first:
             together.tell("prepared")
+        if together.first or self.plan.sharding == PARAMETERS:
             self.held_out = self._hold_out(corpus)
         if prepared.bad_rows:
             self.reporter.note(
@@ -370,7 +375,6 @@ class Session:
 
     def _train(self, trainer: Trainer, prepared: Prepared, corpus: Corpus, together: Together) -> None:
         from busbar.workloads.training.async_checkpoint import Saver
-        from busbar.workloads.training.export import weights_digest
         from busbar.workloads.training.identity import facts_of, same_on_all_ranks
         from busbar.workloads.training.loop import Loop
         from busbar.workloads.training.memory_copy import Copier
@@ -394,20 +398,15 @@ class Session:
             self.control.open()
             with closing(saver), closing(copier):
                 Loop(self, trainer, saver, copier, journal, prepared, together).go()
-            self.fingerprint = (
-                {}
-                if not together.first
-                else {
-                    "losses": journal.digest(trainer.done),
-                    "weights": weights_digest(trainer.model),
-                }
-            )
-            self.status.update(fingerprint=self.fingerprint)
+            if together.first:
+                self.fingerprint = {"losses": journal.digest(trainer.done)}
         finally:
             self.control.close("training is over; its last state is already saved")
             journal.close()
 
-    def _evaluate(self, trainer: Trainer, prepared: Prepared, corpus: Corpus) -> dict[str, Any] | None:
+    def _evaluate(
+        self, trainer: Trainer, prepared: Prepared, corpus: Corpus, together: Together
+    ) -> dict[str, Any] | None:
         wanted = self.spec.evaluation
         if wanted is None:
             return None
@@ -422,14 +421,21 @@ class Session:
         if not self.held_out:
             self.reporter.note("no bits per byte: the held-out files are empty")
             return None
+        encode, separator = encoder(prepared.tokenizer), end_of_text_id(prepared.tokenizer)
+        sequence, micro_batch = self.spec.data.sequence_length, self.spec.batch.micro_batch
+        if not together.first:  # for rank 0, which gathers this rank's part of the weights meanwhile
+            evaluation.rows_bits(
+                trainer.model, encode, separator, sequence, micro_batch, self.held_out, self.device
+            )
+            return None
         decode = bytes_decoder(prepared.tokenizer)
         seen = prepared.packed.seen_runs(self.spec.steps, self.spec.batch.sequences)
         scores = evaluation.evaluate(
             trainer.model,
-            encoder(prepared.tokenizer),
-            end_of_text_id(prepared.tokenizer),
-            self.spec.data.sequence_length,
-            self.spec.batch.micro_batch,
+            encode,
+            separator,
+            sequence,
+            micro_batch,
             self.held_out,
             evaluation.training_text(seen, decode),
             wanted.ngram_order,
@@ -449,7 +455,7 @@ class Session:
         return document
 
     def _export(self, trainer: Trainer, prepared: Prepared, evaluation: dict[str, Any] | None) -> None:
-        from busbar.workloads.training.export import export
+        from busbar.workloads.training.export import export, weights_digest
         from busbar.workloads.training.state_file import is_finite
 
         for name, parameter in trainer.model.named_parameters():
@@ -458,6 +464,8 @@ class Session:
                     f"{name} holds numbers that are not finite: no result is written, an earlier one stays. "
                     "Lower optimizer.learningRate, or set optimizer.gradientClip"
                 )
+        self.fingerprint["weights"] = weights_digest(trainer.model)
+        self.status.update(fingerprint=self.fingerprint)
         self._phase("Saving", f"writing the model to {self.places.output}")
         facts = {
             "job": self.run.name,

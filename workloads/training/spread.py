@@ -63,6 +63,7 @@ class Spread:
         parts: Sequence[Part | None],
         work: Callable[[Part], torch.Tensor],
         computed: Callable[[], object],
+        stand_by: Callable[[], object],
     ) -> float:
         """Compute this rank's `parts` of the step and add up its slices over all ranks; returns the step's loss.
 
@@ -70,13 +71,14 @@ class Spread:
             parts: of the whole step; None: nothing is learned from it.
             work: forward and backward of one part; returns its share of the loss.
             computed: called before gradients are read that no forward pass may have waited for.
+            stand_by: called in the place of a forward pass that other ranks make, where gradients are divided.
         """
         self.ranks.at(f"computing step {step + 1}")
         losses = torch.zeros(len(parts), device=self._groups[0].weights.device)
         if self._shards is None:
             self._whole(step, parts, work, computed, losses)
         else:
-            self._divided(self._shards, step, parts, work, computed, losses)
+            self._divided(self._shards, step, parts, work, stand_by, losses)
         self.ranks.add_up(losses)
         return float(sum(losses.cpu(), torch.zeros(())))
 
@@ -86,13 +88,14 @@ class Spread:
         step: int,
         parts: Sequence[Part | None],
         work: Callable[[Part], torch.Tensor],
-        computed: Callable[[], object],
+        stand_by: Callable[[], object],
         losses: torch.Tensor,
     ) -> None:
         for each in self._division.rounds(self.ranks.rank):
             shards.begin(each)
             if each.index is None or (part := parts[each.index]) is None:
-                computed()
+                stand_by()
+                shards.pass_by()
             else:
                 torch.manual_seed(micro_batch_seed(self._seed, step, each.index))
                 losses[each.index] = work(part)

@@ -35,6 +35,7 @@ from busbar.workloads.training.model import ModelRecipe, check_causal
 from busbar.workloads.training.norm import Norm, ParameterNorm, RowNorm
 from busbar.workloads.training.optimizer import OffloadedAdamW, learning_rate
 from busbar.workloads.training.packing import IGNORED, Packed
+from busbar.workloads.training.peer_slots import PeerSlots
 from busbar.workloads.training.plan import RECOMPUTE, MemoryPlan
 from busbar.workloads.training.ranks import Alone, Ranks
 from busbar.workloads.training.recompute import recompute_blocks
@@ -97,10 +98,14 @@ class Trainer:
                 self.model, self.groups, plan, self.device_arena, self.host_arena, self.streams
             )
             self.blocks.refresh()
+        self.peers: PeerSlots | None = None  # None: the weights are whole on this rank
+        if not self.groups[0].has_whole_weights:
+            again = plan.activations == RECOMPUTE
+            self.peers = PeerSlots(self.model, self.groups, ranks, self.device_arena, recomputes=again)
         check_causal(self.model, recipe.config.vocab_size)
         if self.blocks is not None:
             self.blocks.reset()
-        elif plan.activations == RECOMPUTE:
+        elif self.peers is None and plan.activations == RECOMPUTE:
             recompute_blocks(self.model)
         self.spread: Spread | None = None  # None: the plain loop's order, in one process
         norm: Norm = ParameterNorm(self.groups)
@@ -108,7 +113,8 @@ class Trainer:
             division = divide(spec.batch.sequences, spec.batch.micro_batch, ranks.size, spec.order)
             shards = None
             if plan.sharding != OPTIMIZER:
-                shards = GradientShards(ranks, division, self.groups, self.device_arena, self.model)
+                before = (lambda index: None) if self.peers is None else self.peers.before_backward
+                shards = GradientShards(ranks, division, self.groups, self.device_arena, self.model, before)
             self.spread = Spread(ranks, division, self.groups, self.device_arena, spec.seed, shards)
             norm = RowNorm(self.groups, ranks)
         self.optimizer = OffloadedAdamW(
@@ -122,6 +128,8 @@ class Trainer:
     def _make_gates(self) -> Gates:
         if self.blocks is not None:  # the host waits for updates that run there
             return Gates(self.model, self.groups, CallerStream(), self.blocks.arrive)
+        if self.peers is not None:
+            return Gates(self.model, self.groups, self.streams.compute, self.peers.updated)
         gather = (lambda flat: None) if self.spread is None else self.spread.gather_weights
         return Gates(self.model, self.groups, self.streams.compute, gather)
 
@@ -130,7 +138,9 @@ class Trainer:
         self.snapshot.restore(loaded)
         if self.blocks is not None:
             self.blocks.refresh()
-        if self.spread is not None:
+        if self.peers is not None:
+            self.peers.refresh()
+        elif self.spread is not None:
             for flat in self.groups:
                 self.spread.gather_weights(flat)
         self.done = loaded.step
@@ -167,7 +177,9 @@ class Trainer:
             loss = self._forward_and_backward(parts)
             self.gates.reach_all()
         else:
-            loss = self.spread.gradients(self.done, parts, self._measured, self.gates.reach_all)
+            loss = self.spread.gradients(
+                self.done, parts, self._measured, self.gates.reach_all, self._stand_by
+            )
         if self.blocks is not None:
             self.blocks.collect()
         norm, done = self.optimizer.step(rate)
@@ -188,6 +200,21 @@ class Trainer:
         """Wait until weights and state are those after the last step; over several ranks all of them call it."""
         self.gates.reach_all()
         self.optimizer.pipeline.drain()
+
+    def _stand_by(self) -> None:
+        """Take part in a forward pass that other ranks make, and this one does not."""
+        if self.peers is not None:
+            shape = self.spec.batch.micro_batch, self.spec.data.sequence_length
+            with torch.no_grad():
+                tokens = torch.zeros(shape, dtype=torch.long, device=self.device)
+                self.model(input_ids=tokens, use_cache=False)
+        self.gates.reach_all()
+
+    def gather_whole(self) -> None:
+        """Have the model hold whole weights on rank 0, after the last step; all ranks of a gang call it."""
+        if self.peers is not None:
+            beside_others = self.device if self.spec.adapter is not None else torch.device("cpu")
+            self.peers.whole(beside_others if self.groups[0].rank == 0 else None)
 
     def _forward_and_backward(self, parts: Sequence[MicroBatch | None]) -> torch.Tensor:
         total = torch.zeros((), device=self.device)
