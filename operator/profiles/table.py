@@ -41,7 +41,9 @@ from busbar.operator.profiles.observations import (
 from busbar.operator.profiles.speeds import SpeedReport, has_reported, speed_report
 from busbar.scheduler import Cell, PerformanceTable, Rate
 from busbar.scheduler.fit import (
+    ALONE,
     BatchShape,
+    Gang,
     ModelShape,
     accelerator,
     decided,
@@ -74,6 +76,7 @@ class Workload:
     steps: int = 0
     model: ModelShape | None = None
     batch: BatchShape | None = None
+    gang: Gang = ALONE
 
     def remaining(self, step: int) -> float | None:
         """Tokens left; None where the class is unknown."""
@@ -91,6 +94,7 @@ class Asked:
     accelerators_m: int
     accelerators: tuple[str, ...]
     """Empty: any."""
+    gang: Gang = ALONE
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,9 @@ def facts_of(job: TrainingJob, tenant: str) -> JobFacts:
     shape = job.spec.shape
     size_m = shape.accelerators_per_pod * shape.min_pods * 1000
     types = tuple(job.spec.accelerators or ())
-    return JobFacts(Asked(load.workload_class, load.model, load.batch, load.modes, size_m, types), report)
+    return JobFacts(
+        Asked(load.workload_class, load.model, load.batch, load.modes, size_m, types, load.gang), report
+    )
 
 
 def workload(job: TrainingJob) -> Workload:
@@ -140,13 +146,22 @@ def workload(job: TrainingJob) -> Workload:
         model = ModelShape.from_config(_config(engine))
     except (ValueError, ZeroDivisionError):
         return Workload(modes=modes, steps=engine.steps)  # the engine will report what is missing
+    gang = _gang(engine, job.spec.shape.min_pods)
     return Workload(
         _class_name(model, batch, engine.optimizer.name.value),
-        _fitting(modes, engine, model, batch),
+        _fitting(modes, engine, model, batch, gang),
         engine.steps,
         model,
         batch,
+        gang,
     )
+
+
+def _gang(engine: TrainingEngine, pods: int) -> Gang:
+    """With the fewest pods, each of which needs the most then."""
+    if engine.parallelism is None:
+        return Gang(pods)
+    return Gang(pods, engine.parallelism.sharding.value, engine.parallelism.order is Order.FIXED)
 
 
 def _can_stream(engine: TrainingEngine, pods: int) -> bool:
@@ -170,14 +185,18 @@ def _config(engine: TrainingEngine) -> dict[str, object]:
 
 
 def _fitting(
-    modes: tuple[str, ...], engine: TrainingEngine, model: ModelShape, batch: BatchShape
+    modes: tuple[str, ...], engine: TrainingEngine, model: ModelShape, batch: BatchShape, gang: Gang
 ) -> tuple[str, ...]:
     """The modes that fit into ``deviceMemory``, else the last one; the engine checks exactly."""
     if engine.device_memory is None or len(modes) == 1:
         return modes
     limit = quantity.to_bytes(engine.device_memory)
     return (
-        tuple(m for m in modes if memory(model, decided(model, batch, m, limit), m).device_bytes <= limit)
+        tuple(
+            mode
+            for mode in modes
+            if memory(model, decided(model, batch, mode, limit, gang), mode, gang).device_bytes <= limit
+        )
         or modes[-1:]
     )
 
@@ -425,10 +444,14 @@ def _priors(
                 continue
             for mode in each.modes:
                 place = (each.workload_class, key, each.accelerators_m, mode)
-                if place not in cells:
-                    shape = (each.model, each.batch, mode, key, each.accelerators_m, units[key])
-                    cells[place] = _prior(*shape, memory_mib.get(key))
+                shape = (each.model, each.batch, mode, key, each.accelerators_m, units[key])
+                cell = _prior(*shape, memory_mib.get(key), each.gang)
+                cells[place] = max(cells.get(place, cell), cell, key=_needs)  # of gangs in several forms
     return tuple(rates), tuple(cells[k] for k in sorted(cells))
+
+
+def _needs(cell: Cell) -> tuple[int, int]:
+    return cell.memory_mib, cell.host_memory_mib
 
 
 @lru_cache(maxsize=4096)
@@ -440,5 +463,6 @@ def _prior(
     size_m: int,
     unit_m: int,
     memory_mib: int | None,
+    gang: Gang,
 ) -> Cell:
-    return prior(model, batch, mode, key, size_m, None, unit_m, memory_mib)
+    return prior(model, batch, mode, key, size_m, None, unit_m, memory_mib, gang)

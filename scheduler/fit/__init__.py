@@ -11,16 +11,18 @@ these are the estimates that a scheduler needs for accelerators where nothing ra
 from .accelerators import DATA_SHEETS, Accelerator, accelerator
 from .cells import prior, priors, workload_class
 from .frozen import freezes_all, frozen_parameters, frozen_parts, unknown_patterns
-from .memory import MODES, Footprint, decided, memory
+from .memory import ALONE, MODES, Footprint, Gang, decided, memory
 from .model import BatchShape, ModelShape
 from .speed import tokens_per_s
 
 __all__ = [
+    "ALONE",
     "DATA_SHEETS",
     "MODES",
     "Accelerator",
     "BatchShape",
     "Footprint",
+    "Gang",
     "ModelShape",
     "accelerator",
     "decided",

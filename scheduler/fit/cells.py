@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from ..model.table import Cell, Source
 from .accelerators import Accelerator, accelerator
-from .memory import AUTO, decided, memory
+from .memory import ALONE, AUTO, Gang, decided, memory
 from .model import BatchShape, ModelShape
 from .speed import speed_limit, tokens_per_s
 
@@ -48,6 +48,7 @@ def prior(
     name: str | None = None,
     unit_m: int = 1000,
     memory_mib: int | None = None,
+    gang: Gang = ALONE,
 ) -> Cell:
     """The formula's cell for one (mode, accelerator, size).
 
@@ -56,14 +57,15 @@ def prior(
         name: workload class; None: derived from the shapes.
         unit_m: CPU pools: millicores of one accelerator.
         memory_mib: of one accelerator; None: by its data sheet. It decides what `auto` does with activations.
+        gang: the pods that share the memory's need, not the speed.
     """
     class_name = name or workload_class(model, batch)
     device = accelerator(key)
     known: Accelerator = device if device is not None else _unknown()
     has_mib = known.memory_mib if memory_mib is None else memory_mib
-    batch = decided(model, batch, mode, has_mib * 2**20 if has_mib and known.name != "cpu" else None)
+    batch = decided(model, batch, mode, has_mib * 2**20 if has_mib and known.name != "cpu" else None, gang)
     count = accelerators_m / 1000 * (unit_m / 1000 if known.name == "cpu" else 1.0)
-    need = memory(model, batch, mode)
+    need = memory(model, batch, mode, gang)
     speed = tokens_per_s(model, batch, mode, known, count)
     error = PRIOR_ERROR if device is not None else min(2 * PRIOR_ERROR, 0.9)
     return Cell(

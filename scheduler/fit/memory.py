@@ -24,6 +24,10 @@ With P parameters of w bytes (4 in float32, 2 in bfloat16), of which T are train
                         two blocks' gradients; activations,      needs beside its chunk
                         always recomputed
 
+Over the N pods of a gang (`Gang`) the optimizer is s T / N, and so are the chunks and the buffers. Gradients are
+w T / N where they are divided, the weights that are trained as well where those are, beside the largest block's and
+those of what stands around the blocks. A fixed order keeps sums of gradients, and pods exchange the largest group's.
+
 All P are trained but those that `freeze` names, as far as their sizes are known from their names (`frozen`).
 The host also holds the model while it is made, and up to a gibibyte of it while the result is written. A test holds
 these formulas to the plan that the engine makes (`workloads/training/plan.py`, which must run without this package).
@@ -44,6 +48,7 @@ RUNTIME_BYTES = 600 * 2**20
 _MIN_CHUNK, _MAX_CHUNK = 64 * 1024, 32 * 2**20
 _MIN_BLOCK, _MAX_BLOCK = 256 * 1024, 4 * 2**20
 _EXPORT_BYTES = 2**30
+_MOST_LEAVES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,32 @@ class Footprint:
     @property
     def host_mib(self) -> int:
         return -(-self.host_bytes // 2**20)
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """The pods that share each step of a run, one accelerator each."""
+
+    ranks: int = 1
+    sharding: str = "optimizer"
+    """What they divide: "optimizer", its state; "gradients", these too; "parameters", the weights too."""
+    fixed_order: bool = False
+
+    def sums(self, batch: BatchShape) -> int:
+        """Copies of its gradients, or of its part of them, that a pod keeps beside those it adds up."""
+        return (self._leaves(batch) // self.ranks).bit_length() - 1 if self.fixed_order else 0
+
+    def keeps_leaves(self, batch: BatchShape) -> bool:
+        """Whether divided gradients need room for whole ones, until several micro-batches are added up."""
+        micro_batches = batch.sequences // batch.micro_batch
+        return self.fixed_order and micro_batches > self._leaves(batch)
+
+    def _leaves(self, batch: BatchShape) -> int:
+        micro_batches = batch.sequences // batch.micro_batch
+        return max(self.ranks, min(_MOST_LEAVES, micro_batches & -micro_batches))
+
+
+ALONE = Gang()
 
 
 def state_bytes(batch: BatchShape) -> int:
@@ -83,7 +114,9 @@ def activations(model: ModelShape, batch: BatchShape) -> int:
     return max(inputs + inside + table, inputs + 3 * logits + 4 * element * model.hidden, 3 * table)
 
 
-def decided(model: ModelShape, batch: BatchShape, mode: str, device_bytes: int | None) -> BatchShape:
+def decided(
+    model: ModelShape, batch: BatchShape, mode: str, device_bytes: int | None, gang: Gang = ALONE
+) -> BatchShape:
     """`batch` with what `auto` does with activations on a device of this memory; None: of any.
 
     As in the engine: they are recomputed where they do not fit, and that needs less; in `parameter-offload` always.
@@ -93,14 +126,16 @@ def decided(model: ModelShape, batch: BatchShape, mode: str, device_bytes: int |
     if batch.activations != AUTO:
         return batch
     keeps, recomputes = (replace(batch, activations=each) for each in (KEEP, RECOMPUTE))
-    needed = memory(model, keeps, mode).device_bytes
+    needed = memory(model, keeps, mode, gang).device_bytes
     if device_bytes is None or needed <= device_bytes:
         return keeps
-    return recomputes if memory(model, recomputes, mode).device_bytes < needed else keeps
+    return recomputes if memory(model, recomputes, mode, gang).device_bytes < needed else keeps
 
 
-def memory(model: ModelShape, batch: BatchShape, mode: str) -> Footprint:
+def memory(model: ModelShape, batch: BatchShape, mode: str, gang: Gang = ALONE) -> Footprint:
     """What training needs on one accelerator and on its host; of `auto` activations, to keep them (see `decided`).
+
+    Of a gang, what one of its pods needs.
 
     Raises:
         ValueError: a mode that no formula describes.
@@ -110,9 +145,9 @@ def memory(model: ModelShape, batch: BatchShape, mode: str) -> Footprint:
     parameters, weight, each = model.parameters, batch.weight_bytes, state_bytes(batch)
     trained = parameters - frozen_parameters(model, batch.freeze)
     made, gradients, state = parameters * weight, trained * weight, trained * each
-    chunk = min(_MAX_CHUNK, max(_MIN_CHUNK, trained // 64))
+    chunk = min(_MAX_CHUNK, max(_MIN_CHUNK, trained // gang.ranks // 64))
     scratch = 0 if batch.dtype == "float32" else 8 * chunk
-    buffers = 2 * min(_MAX_BLOCK, max(_MIN_BLOCK, (gradients + state) // 32))
+    buffers = 2 * min(_MAX_BLOCK, max(_MIN_BLOCK, (gradients + state) // gang.ranks // 32))
     if mode == PARAMETER_OFFLOAD:
         block = _largest_block(model, batch)
         frozen = frozen_parts(model, batch.freeze)
@@ -123,10 +158,40 @@ def memory(model: ModelShape, batch: BatchShape, mode: str) -> Footprint:
         home = made - (outer - trained_outer) * weight
         on_host = home + gradients + state + block * weight + scratch + buffers + min(made, _EXPORT_BYTES)
         return Footprint(on_device + activations(model, again) + RUNTIME_BYTES, max(made + home, on_host))
-    offloaded = mode == "optimizer-offload"
-    device = made + gradients + scratch + (3 * chunk * each if offloaded else state)
-    running = (state if offloaded else 0) + buffers + min(made, _EXPORT_BYTES)
+    offloaded, own_state = mode == "optimizer-offload", state // gang.ranks
+    device = (
+        scratch + (3 * chunk * each if offloaded else own_state) + _weights_and_gradients(model, batch, gang)
+    )
+    running = (own_state if offloaded else 0) + buffers + min(made, _EXPORT_BYTES)
+    if gang.ranks > 1 and gang.sharding == "parameters":
+        running += gradients  # the weights that are trained, gathered to be written
     return Footprint(device + activations(model, batch) + RUNTIME_BYTES, max(made, running))
+
+
+def _weights_and_gradients(model: ModelShape, batch: BatchShape, gang: Gang) -> int:
+    """Bytes of one pod, with what they are exchanged through."""
+    weight, frozen = batch.weight_bytes, frozen_parameters(model, batch.freeze)
+    parameters = model.parameters
+    trained = (parameters - frozen) * weight
+    made, sums = parameters * weight, 1 + gang.sums(batch)
+    block, outer = _largest_block(model, batch) * weight, [size * weight for size in _outer(model, batch)]
+    largest = max(block, *outer)
+    exchanged = largest + (0 if gang.fixed_order else largest // gang.ranks)
+    if gang.ranks == 1:
+        return made + trained * sums + (exchanged if gang.fixed_order else 0)
+    if gang.sharding == "optimizer":
+        return made + trained * sums + exchanged
+    gradients = trained // gang.ranks * sums + (trained if gang.keeps_leaves(batch) else 0)
+    if gang.sharding == "parameters":
+        made += trained // gang.ranks - trained + block + sum(outer)
+    return made + gradients + exchanged + largest
+
+
+def _outer(model: ModelShape, batch: BatchShape) -> tuple[int, int]:
+    """Trained parameters before the blocks, and after them."""
+    table, frozen = model.vocabulary * model.hidden, frozen_parts(model, batch.freeze)
+    after = model.hidden + (0 if model.tied else table)
+    return table - frozen.get("embedding", 0), after - frozen.get("head", 0)
 
 
 def _largest_block(model: ModelShape, batch: BatchShape) -> int:

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from busbar.scheduler.fit import (
     BatchShape,
+    Gang,
     ModelShape,
     accelerator,
     memory,
@@ -30,12 +31,13 @@ from busbar.scheduler.fit.speed import step_seconds
 from busbar.workloads.training.activations import peak_activation_bytes
 from busbar.workloads.training.adapter import attach, merge_bytes
 from busbar.workloads.training.adapter_size import parameters
+from busbar.workloads.training.division import divide
 from busbar.workloads.training.freeze import freeze
 from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.layouts import layouts
 from busbar.workloads.training.plan import MemoryLimits
-from busbar.workloads.training.plan_command import answer_for, demand_of, plan
+from busbar.workloads.training.plan_command import answer_for, demand_of, over_ranks, plan
 
 CONFIG_13B: dict[str, Any] = {
     "model_type": "llama",
@@ -211,6 +213,23 @@ def test_the_scheduler_says_the_number_of_the_engines_plan(
     admitted = memory(shape, batch, mode)
     assert admitted.device_bytes - RUNTIME_BYTES == pytest.approx(least.device_bytes, rel=0.01)
     assert admitted.host_bytes == pytest.approx(max(least.host_bytes, 0), rel=0.01)
+
+
+@pytest.mark.parametrize("sharding", ["optimizer", "gradients", "parameters"])
+@pytest.mark.parametrize("order", ["fast", "fixed"])
+@pytest.mark.parametrize("mode", ["resident", "optimizer-offload"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_scheduler_says_the_number_of_the_plan_of_each_pod_of_a_gang(
+    ranks: int, mode: str, order: str, sharding: str
+) -> None:
+    for sequences, config in ((8, CONFIG_13B), (24, GPT2)):
+        shape, batch = ModelShape.from_config(config), BatchShape(sequences, 1024, 1, "bfloat16")
+        division = divide(sequences, 1, ranks, order)
+        demand = over_ranks(demand_of(shape, batch), division, sharding)
+        least = layouts(demand, MemoryLimits(None, 0, False), mode)[0]
+        admitted = memory(shape, batch, mode, Gang(ranks, sharding, order == "fixed"))
+        assert admitted.device_bytes - RUNTIME_BYTES == pytest.approx(least.device_bytes, rel=0.01)
+        assert admitted.host_bytes == pytest.approx(least.host_bytes, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,27 @@ def test_auto_is_admitted_with_the_memory_that_the_engine_will_use_on_that_pool(
     assert planned_on(kept / 1024 - 1, "keep") == kept  # which does not fit there
 
 
+def test_a_pod_of_a_gang_is_sized_by_what_the_pods_divide() -> None:
+    def needed(pods: int, **parallelism: str) -> int:
+        engine = {
+            **ENGINE,
+            "model": {"config": CONFIG},
+            "batch": {"sequences": 8, "microBatch": 1},
+            "mode": "resident",
+            "parallelism": parallelism,
+        }
+        gang = job("gang", engine=engine, shape={"minPods": pods, "maxPods": max(2, pods)})
+        pools = [pool("a100", accelerator="A100", resourceName="nvidia.com/gpu", memoryGib=10_000)]
+        (found,) = performance_table((gang,), pools, TENANT_OF).cells
+        return found.memory_mib
+
+    stages = [needed(2, sharding=each) for each in ("optimizer", "gradients", "parameters")]
+    assert [needed(1), *stages] == sorted([needed(1), *stages], reverse=True)
+    assert len({needed(1), *stages}) == 4
+    assert needed(4, sharding="parameters") < stages[-1]
+    assert needed(2, order="fixed") > stages[0]  # whose partial sums are counted too
+
+
 def test_frozen_parts_make_a_class_of_their_own_that_needs_less() -> None:
     whole, frozen = (
         workload(training("keep", **changes))
