@@ -137,6 +137,16 @@ class Options:
         return on_nodes(found, len(set(placement.nodes)))
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The list of jobs that the program of the makespan knows."""
+
+    ends_s: float
+    """Seconds until all of them are done."""
+    last_s: float
+    """When the last of them was submitted."""
+
+
 def on_nodes(candidates: Iterable[Candidate], nodes: int = 0) -> Candidate | None:
     """Of candidates that differ in nodes, the one for fewest that may stand on so many (0: for fewest of all)."""
     able = [one for one in candidates if not (nodes and one.nodes) or one.nodes >= nodes]
@@ -196,6 +206,7 @@ class CandidateBuilder:
         self._makespan = makespan.Solution({}, 0.0)
         self._time_shares: dict[JobId, tuple[float, dict[Form, float]]] = {}
         """Makespan: the best speed of each job that the program knows, and the part of its time on each candidate."""
+        self._listed = Listed(0.0, 0.0)
         self.urgent: dict[JobId, DeadlineShare] = {}
         """Jobs whose deadlines need their shares now."""
         self.solver_error = ""
@@ -212,12 +223,17 @@ class CandidateBuilder:
             self._makespan = makespan.solve(map(self._asked, known), capacity)
         except SolverError as error:
             self.solver_error = str(error)
+        self._listed = Listed(self._makespan.ends_s, max((job.submitted_at_s for job in known), default=0.0))
         for job in known:
             part, shared = self._makespan.parts.get(job.id), self.shared(job)
             if part is not None:
                 forms = (one.form for one in shared.candidates)
                 own = dict(zip(forms, part.shares, strict=True))
                 self._time_shares[job.id] = shared.best_speed, own
+
+    def listed_with(self, job: Job) -> Listed | None:
+        """The list of jobs that the objective makespan wants to have done, if this one is of it."""
+        return self._listed if job.id in self._time_shares else None
 
     def _asked(self, job: Job) -> makespan.Asked:
         found = self.shared(job).candidates
@@ -286,7 +302,7 @@ class CandidateBuilder:
             faster = best_speed / known_speed
             part = replace(part, value=part.value * faster, time=part.time / faster)
         share = shares.get(c.form, 0.0)
-        value = makespan_value(c.value, scale, c.accelerators_m / 1000, share, part, self._makespan.load)
+        value = makespan_value(c.value, scale, share, part, self._makespan.load)
         return replace(c, value=value)
 
     def _by_deadline(self, c: Candidate, job: Job) -> Candidate:

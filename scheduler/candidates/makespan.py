@@ -6,12 +6,16 @@ A linear program over the time x that each job spends on each of its candidates,
                          sum_c x_jc           <=  T        for each job
                          sum_jc size_jc x_jc  <=  N_k T    for each type k         (dual p_k: what an accelerator is)
 
-knows the longest job and the load of all of them; T bounds the end of the last job from below. An hour on a candidate is
-worth `v_j speed_jc`: what its accelerators cost where the program puts the job, and less elsewhere. `sum_k N_k p_k` is
-the part of T that the load decides, the rest is decided by the longest jobs.
+knows the longest job and the load of all of them; T bounds the end of the last job from below. A gang that needs more than
+half of a type excludes others there, whatever the load:
+
+         x_jk + sum_(gangs) x_ik     <=  T        for each job that has no room beside any of them, and for the gangs alone
+
+An hour on a candidate is worth `v_j speed_jc`: what its accelerators cost where the program puts the job, and less
+elsewhere. What the rows of single jobs add to T is decided by the longest jobs, the rest of T by the load.
 
 The program is solved anew for each plan, with the work that is left. Of solutions that are equally good it takes one
-that leaves running jobs where they are. Jobs of unknown length are not in it.
+that leaves running jobs where they are. Jobs of unknown length, and those that fit nowhere, are not in it.
 """
 
 from __future__ import annotations
@@ -48,7 +52,7 @@ class Part:
     shares: tuple[float, ...]
     """The part of its time that it spends on each candidate."""
     time: float
-    """Its time at its best speed over T: 1 = it must never wait."""
+    """Its time on these candidates over T: 1 = it must never wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ class Solution:
     parts: Mapping[JobId, Part]
     load: float
     """The part of T that the load decides: 0 = the longest jobs alone, 1 = the load alone."""
+    ends_s: float = 0.0
+    """T, in seconds."""
 
 
 def solve(jobs: Iterable[Asked], capacity: Mapping[str, float]) -> Solution:
@@ -69,7 +75,7 @@ def solve(jobs: Iterable[Asked], capacity: Mapping[str, float]) -> Solution:
     Raises:
         SolverError: `highspy` is not installed, or it failed.
     """
-    asked = [one for one in jobs if one.work > 0 and max(one.speeds, default=0.0) > 0]
+    asked = [one for one in jobs if one.work > 0 and _could_run(one, capacity)]
     if not asked:
         return Solution({}, 0.0)
     unit_s = max(one.work / max(one.speeds) for one in asked)  # all times are parts of the longest job's
@@ -78,37 +84,69 @@ def solve(jobs: Iterable[Asked], capacity: Mapping[str, float]) -> Solution:
     on_type: dict[str, list[tuple[int, float]]] = {kind: [] for kind in capacity}
     columns: list[list[int]] = []
     works: list[int] = []
+    alone: list[int] = []
     for one in asked:
         own = []
         for c, (kind, size) in enumerate(zip(one.types, one.sizes, strict=True)):
             leaves = one.present is not None and c != one.present
-            own.append(
-                program.variable(STAYS / len(asked) if leaves else 0.0, 0.0, 1e9 if kind in on_type else 0.0)
-            )
-            if kind in on_type:
+            able = size <= capacity.get(kind, 0.0)
+            own.append(program.variable(STAYS / len(asked) if leaves else 0.0, 0.0, 1e9 if able else 0.0))
+            if able:
                 on_type[kind].append((own[-1], size))
         done = [(x, speed * unit_s / one.work) for x, speed in zip(own, one.speeds, strict=True)]
         works.append(program.row(done, low=1.0))
-        program.row([*((x, 1.0) for x in own), (most, -1.0)], high=0.0)
+        alone.append(program.row([*((x, 1.0) for x in own), (most, -1.0)], high=0.0))
         columns.append(own)
-    rows = {kind: program.row([*terms, (most, -capacity[kind])], high=0.0) for kind, terms in on_type.items()}
+    for kind in on_type:
+        _one_at_a_time(program, asked, columns, kind, capacity[kind], most)
+        program.row([*on_type[kind], (most, -capacity[kind])], high=0.0)
     found = highs.solve(program)
     if found is None or found.x[most] <= 0:
         return Solution({}, 0.0)
     scale = sum(capacity.values()) * unit_s
     parts = {
         one.job: _part(
-            [max(0.0, found.x[x]) for x in own],
-            one.work / (max(one.speeds) * unit_s * found.x[most]),
+            [max(0.0, found.x[x]) / found.x[most] for x in own],
             max(0.0, found.duals[row]) * max(one.speeds) * scale / one.work,
         )
         for one, own, row in zip(asked, columns, works, strict=True)
     }
-    return Solution(
-        parts, min(1.0, sum(capacity[kind] * abs(found.duals[row]) for kind, row in rows.items()))
-    )
+    load = 1.0 - sum(abs(found.duals[row]) for row in alone)
+    return Solution(parts, min(1.0, max(0.0, load)), found.x[most] * unit_s)
 
 
-def _part(times: list[float], time: float, value: float) -> Part:
+def _could_run(one: Asked, capacity: Mapping[str, float]) -> bool:
+    rows = zip(one.types, one.sizes, one.speeds, strict=True)
+    return any(speed > 0 and size <= capacity.get(kind, 0.0) for kind, size, speed in rows)
+
+
+def _one_at_a_time(
+    program: highs.Program,
+    jobs: Sequence[Asked],
+    columns: Sequence[Sequence[int]],
+    kind: str,
+    capacity: float,
+    most: int,
+) -> None:
+    """Of jobs that need more than half of a type one runs at a time, and beside it none that needs more than it leaves."""
+    own = [
+        (x, size)
+        for one, row in zip(jobs, columns, strict=True)
+        for x, size, where in zip(row, one.sizes, one.types, strict=True)
+        if where == kind and size <= capacity
+    ]
+    large = [(x, size) for x, size in own if 2 * size > capacity]
+    if not large:
+        return
+    together = program.variable(0.0, 0.0, 1e9)
+    program.row([*((x, 1.0) for x, _ in large), (together, -1.0)], high=0.0)
+    program.row([(together, 1.0), (most, -1.0)], high=0.0)
+    least = min(size for _, size in large)
+    for x, size in own:
+        if 2 * size <= capacity < size + least:
+            program.row([(x, 1.0), (together, 1.0), (most, -1.0)], high=0.0)
+
+
+def _part(times: list[float], value: float) -> Part:
     spent = sum(times)
-    return Part(value, tuple(own / spent if spent > 0 else 0.0 for own in times), time)
+    return Part(value, tuple(own / spent if spent > 0 else 0.0 for own in times), min(1.0, spent))

@@ -27,16 +27,22 @@ SERVING_WEIGHT = 20.0
 """Value of a serving replica: people wait for it, as for a job with minutes left."""
 YIELDING_WEIGHT = 1e-3
 """Value of a replica that sleeps: less than that of any work."""
-PREFERRED = 0.05
-"""Makespan: by this part a candidate is worth more where the program puts all of the job's time."""
-LONG = 0.1
-"""Makespan: what an accelerator-hour of a job is worth more if it takes all of the time that is left, where one costs 1
-on average. Long jobs first: what is left at the end is short and fills the gaps."""
-CRITICAL = 0.85
+AWAY = 0.1
+"""Makespan: by this part a candidate is worth less where the program puts none of the job's time. At the prices jobs may be
+worth as much on several types, but only the program knows how many of them each type can do."""
+NO_SHARE = 1e-6
+"""Makespan: a part of a job's time that is none: what the solver's precision leaves."""
+LONG = 0.3
+"""Makespan: by this part a job is worth more that takes all of the time that is left, less in proportion. Long jobs first:
+what is left at the end is short and fills the gaps."""
+CRITICAL = 0.97
 """Makespan: a job that needs this part of the time that is left must not wait."""
+MUST_RUN = 1.0
+"""Value per hour of a job that must not wait above the usual, where the load decides the makespan and an accelerator-hour is
+worth 1. It stays small beside what a cluster does, so that the solver still sees what the other jobs lose."""
 URGENT_WEIGHT = 1000.0
-"""Value per hour of a job that must not wait: of the longest ones with the objective makespan, and of one whose promised
-deadline needs its share now."""
+"""Value per hour of a job that must not wait: with the objective makespan of the longest ones, where they decide it, and of
+one whose promised deadline needs its share now."""
 
 
 def remaining_s(job: Job, best_speed: float) -> float:
@@ -73,9 +79,7 @@ def urgent_value(speed: float, share: DeadlineShare) -> float:
     return URGENT_WEIGHT * min(1.0, speed / share.speed)
 
 
-def makespan_value(
-    relative: float, scale: float, accelerators: float, share: float, part: Part, load: float
-) -> float:
+def makespan_value(relative: float, scale: float, share: float, part: Part, load: float) -> float:
     """Value per hour of a candidate with the objective makespan, for a job of known length.
 
     As far as the load decides when all is done, jobs go where the program puts them, long ones first; as far as the longest
@@ -87,6 +91,9 @@ def makespan_value(
         share: the part of the job's time that the program puts here.
         load: the part of the makespan that the load decides.
     """
-    by_load = part.value * relative * (1 + PREFERRED * share) + (LONG + LONG * part.time) * accelerators
+    here = 1.0 if share > NO_SHARE else 1.0 - AWAY
+    by_load = part.value * relative * (here + LONG * part.time)
     value = load * by_load + (1 - load) * scale * relative
-    return value + (URGENT_WEIGHT * part.time * relative if part.time >= CRITICAL else 0.0)
+    if part.time < CRITICAL:
+        return value
+    return value + part.time * relative * (MUST_RUN if load > 0.5 else URGENT_WEIGHT)

@@ -36,6 +36,9 @@ A reservation for patience is used when it is due (`Shares.are_due`): a tenant t
 take more by it while another lacks a part of its own, and jobs inside a share pass it until then. A job too large for
 its tenant's share is always due.
 
+With the objective makespan the expected duration is at least that of the whole list, and a job waits for its patience only
+while newer ones come: jobs of one list do not pass each other, they run in the order in which the list ends first.
+
 A reservation keeps its nodes from plan to plan (`Plan.reservations`, `Snapshot.reservations`). A node that is not
 ready may be exchanged for one that is, and all nodes for others only if that halves the time that is left; so the
 start moves back only if a job runs longer than expected. A reservation takes no node of another one, but a job

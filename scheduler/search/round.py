@@ -495,7 +495,12 @@ class Round:
         policy = self.policy
         if policy.patience <= 0 or assignment.job.kind is not JobKind.TRAINING:
             return False
-        return waited_s >= policy.patience * max(self.expected_s(assignment), policy.min_run_s)
+        least_s, job = policy.min_run_s, assignment.job
+        listed = self.state.candidates.listed_with(job)
+        if listed is not None:  # who did not come later does not pass it
+            waited_s = min(waited_s, listed.last_s - job.submitted_at_s)
+            least_s = max(least_s, listed.ends_s)
+        return waited_s >= policy.patience * max(self.expected_s(assignment), least_s)
 
     def was_patient(self, assignment: Assignment) -> bool:
         """Whether a running job had waited for its patience when it started, or had been stopped meanwhile: smaller

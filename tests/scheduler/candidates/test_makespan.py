@@ -13,7 +13,7 @@ from busbar.scheduler.model.snapshot import JobId
 from busbar.scheduler.simulate.engine import Settings, simulate
 from busbar.scheduler.simulate.trace import Trace, TraceCluster, TraceJob
 
-from ..build import NOW, cluster, job
+from ..build import NOW, cluster, job, placed
 
 HOUR = 3600.0
 
@@ -35,7 +35,8 @@ def test_jobs_go_where_they_lose_least() -> None:
     on_b = spent(found, 1)
     assert sum(on_b[f"slow{i}"] for i in range(10)) == 0
     assert found.load == pytest.approx(1.0)
-    assert {round(part.time * 40 / 3, 6) for part in found.parts.values()} == {1.0}
+    assert sum(part.time for part in found.parts.values()) == pytest.approx(2.0), "both are never idle"
+    assert {round(found.parts[JobId(f"slow{i}")].time * 40 / 3, 6) for i in range(10)} == {1.0}
     # An hour on A is worth 4/3 of the average, one on B 2/3; a job's best speed is on A.
     assert {round(part.value, 6) for part in found.parts.values()} == {round(4 / 3, 6)}
     assert 6 <= sum(share > 0.5 for share in on_b.values()) <= 8
@@ -57,7 +58,24 @@ def test_of_equally_good_solutions_a_running_job_stays(present: int) -> None:
 def test_what_cannot_run_anywhere_is_left_out() -> None:
     assert solve([], {"A": 1.0}).parts == {}
     assert solve([asked("x", 1, A=0.0)], {"A": 1.0}).parts == {}
-    assert solve([asked("x", 1, C=1.0)], {"A": 1.0}).parts == {}, "no accelerator of its type: no solution"
+    both = [asked("other", 1, C=1.0), asked("large", 1, size=2.0, A=1.0), asked("x", 1, A=1.0)]
+    found = solve(both, {"A": 1.0})
+    assert found.parts.keys() == {"x"}
+    assert found.ends_s == pytest.approx(HOUR)
+
+
+def test_gangs_of_more_than_half_of_a_type_run_one_after_the_other() -> None:
+    """By the load alone two gangs of three and a job of two on four accelerators end after 8 h / 4 = 2 h."""
+    jobs = [
+        asked("g1", 1, size=3.0, A=1.0),
+        asked("g2", 1, size=3.0, A=1.0),
+        asked("two", 1, size=2.0, A=1.0),
+    ]
+    found = solve(jobs, {"A": 4.0})
+    assert found.ends_s == pytest.approx(3 * HOUR)
+    assert found.load == pytest.approx(1.0)
+    small = solve([*jobs[:2], asked("one", 2, A=1.0)], {"A": 4.0})
+    assert small.ends_s == pytest.approx(2 * HOUR), "one accelerator is left beside them"
 
 
 def test_equal_jobs_run_one_after_the_other() -> None:
@@ -66,6 +84,21 @@ def test_equal_jobs_run_one_after_the_other() -> None:
     found = simulate(trace, TraceCluster({"gpu": 2}), policy, Settings(steps_known=True))
     assert found.makespan_s <= 10.2 * HOUR
     assert sum(done.restarts for done in found.jobs) <= 2
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_only_jobs_that_came_later_try_a_jobs_patience(late: bool) -> None:
+    """A gang that has waited longer than all work takes gets a reservation if there are newer jobs that pass it."""
+    since = NOW - 10 * HOUR
+    newest = NOW if late else since
+    small = [
+        job(f"s{i}", on=placed("H100", "H100-0000"), since=NOW - 60, submitted=newest, remaining=600.0)
+        for i in range(8)
+    ]
+    gang = job("gang", size=8, submitted=since, remaining=600.0)
+    policy = Policy(objective=Objective.MAKESPAN, solver=False)
+    made, _ = plan(cluster(*small, gang, H100=1), policy, NOW)
+    assert [one.job for one in made.reservations] == (["uid-gang"] if late else [])
 
 
 def test_without_a_solution_jobs_have_their_usual_values(monkeypatch: pytest.MonkeyPatch) -> None:
