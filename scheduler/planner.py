@@ -88,13 +88,19 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """Within this context the cyclic garbage collector rests. A plan makes millions of objects that live until it is done;
-    looking through all of them again and again costs a sixth of its time and finds nothing."""
+    looking through all of them again and again costs a sixth of its time and finds nothing.
+
+    What a plan leaves has no cycles (`Round.end`). So it counts as old at once, which spares the collector from looking
+    through it when it runs again: a tenth of a large plan's time.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
+            gc.freeze()
+            gc.unfreeze()  # what was frozen is now the oldest generation
             gc.enable()
 
 
@@ -140,7 +146,7 @@ def _plan(snapshot: Snapshot, policy: Policy, now: float) -> tuple[Plan, Memo]:
         solver_gain=gained,
         solver_error=solver_error,
     )
-    round_.rewind()
+    round_.end()
     state.rank()
     result = together.parted(result)
     return result, Memo(state, record_index.renewed(result.waiting))
@@ -236,7 +242,7 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
         solver_gain=0.0,
         solver_error=state.candidates.solver_error,
     )
-    round_.rewind()
+    round_.end()
     result = together.parted(result)
     return result, Memo(state, record_index.renewed(result.waiting))
 

@@ -55,7 +55,7 @@ class Trial:
 
 
 class Round:
-    """One planning round on a state; `rewind` restores the state to what the snapshot says."""
+    """One planning round on a state; `end` restores the state to what the snapshot says."""
 
     def __init__(self, state: PlanningState, now: float) -> None:
         self.state = state
@@ -154,6 +154,12 @@ class Round:
             for assignment, (placement, candidate, started_at_s, waits) in changes:
                 if placement is not None:
                     self.restore(assignment, placement, candidate, started_at_s, waits)
+
+    def end(self) -> None:
+        """Restore the state to what it was when the round began; the round is not used any more. It then frees itself and
+        what it has made, without the collector of cycles."""
+        self.rewind()
+        self.stoppable.end()
 
     def rewind(self) -> None:
         """Restore the state to what it was when the round began."""

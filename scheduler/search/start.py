@@ -311,8 +311,11 @@ def _any_could_start(
 
 def _hopeless(round_: Round, assignment: Assignment, blocked: Blocked) -> bool:
     least = blocked.least
-    rows = assignment.ranked or round_.ranked(assignment)
-    return all(row.candidate.pods >= least.get(row.shape, 1 << 30) for row in rows)
+    for row in assignment.ranked or round_.ranked(assignment):
+        pods = least.get(row.shape)
+        if pods is None or row.candidate.pods < pods:
+            return False
+    return True
 
 
 class _TenantQueue:
@@ -331,7 +334,8 @@ class _TenantQueue:
         self.first = next(iter(self.users))
         self.shared = len(self.users) > 1
         self._version = -1
-        self._rights: dict[int, Right] = {}
+        self._turns: dict[int, tuple[Right, float, float]] = {}
+        """By request, if its guarantee is not due."""
         self._held_per_weight = 0.0
         self.heap = [self._key(user) for user in self.users] if self.shared else []
         heapify(self.heap)
@@ -349,13 +353,16 @@ class _TenantQueue:
         job, shared = assignment.job, assignment.option.shared
         version = holdings.version.get(job.tenant, 0)
         if version != self._version:
-            self._version, self._rights = version, {}
+            self._version, self._turns = version, {}
             self._held_per_weight = holdings.held_per_weight(job.tenant)
-        right = self._rights.get(id(shared))
-        if right is None:
-            right = self._rights[id(shared)] = holdings.best_right(job.tenant, shared.sizes)
-        due = self.round.reclaim_due_at_s(assignment) if right is Right.GUARANTEED else math.inf
-        return right, due if due <= now else math.inf, self._held_per_weight
+        known = self._turns.get(id(shared))
+        if known is None:
+            right = holdings.best_right(job.tenant, shared.sizes)
+            known = self._turns[id(shared)] = right, math.inf, self._held_per_weight
+        if known[0] is not Right.GUARANTEED:
+            return known
+        due = self.round.reclaim_due_at_s(assignment)
+        return known if due > now else (known[0], due, known[2])
 
     def __bool__(self) -> bool:
         """Whether a job is left."""
@@ -417,6 +424,8 @@ def start_one(
 ) -> bool:
     """Start one job on its best candidate that fits and for which its right is strong enough; of equally good
     candidates on the one that costs the rest of the cluster least."""
+    if blocked.least and _hopeless(round_, assignment, blocked):
+        return False
     rows = round_.shares.ordered(assignment)
     for place, row in enumerate(rows):
         if worthwhile and row.profit < -1e-9:

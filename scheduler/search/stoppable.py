@@ -117,15 +117,23 @@ class Stoppable:
         self._cluster, self._held, self._versions = cluster, held, versions
         self._lost_s, self._lost_units = lost_s, lost_units
         self._ran_min_time, self._shrunk = ran_min_time, shrunk
+        self._victims: dict[JobId, Victim] = {}
         self.clear()
 
     def clear(self) -> None:
         """Forget all lists."""
+        for victim in self._victims.values():
+            victim.forget_offers()
         self._lists: dict[Where, _Logged] = {}
         self._passing: dict[tuple[Where, object, bool], _Passing] = {}
         self._groups: dict[object, tuple[int, VictimGroup]] = {}
-        self._victims: dict[JobId, Victim] = {}
+        self._victims = {}
         self._planned: dict[Where, _Logged] = {}
+
+    def end(self) -> None:
+        """Forget the round, too: it knows this object, and each keeps the other alive."""
+        self.clear()
+        del self._lost_s, self._lost_units, self._ran_min_time, self._shrunk
 
     def follow(self, where: Where, assignment: Assignment, sign: int) -> None:
         """The job has been given a place there (sign=-1: is losing it)."""
@@ -154,7 +162,9 @@ class Stoppable:
         """The job as a victim, at the cost of the work it would lose."""
         known = self._victims.get(assignment.job.id)
         if known is None or known.placement is not assignment.placement:
-            known = Victim(assignment, self._lost_units(assignment), self._cluster.pools[pool])
+            if known is not None:
+                known.forget_offers()
+            known = Victim(assignment, self._lost_units(assignment), self._cluster.pools[pool], lasts=True)
             self._victims[assignment.job.id] = known
         return known
 

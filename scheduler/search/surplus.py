@@ -44,17 +44,15 @@ def _surplus(claim: Claim, tenant: str, victims: Iterable[Victim], right: Right)
     for victim in _above_first(round_, tenant, victims):
         if taken > most:
             break
-        amount_m, given = victim.amount_m, victim
-        if taken + amount_m > spare:
-            if not victim.may_shrink:
-                continue
+        after = taken + victim.amount_m
+        if after <= spare:
+            found.append(victim)
+            taken = after
+        elif victim.may_shrink:
             some = partial_victim(round_, victim.assignment, partial(ge, spare - taken))
-            if some is None:
-                continue
-            amount_m = some.freed_m
-            given = Victim(victim.assignment, victim.cost, claim.nodes, some)
-        found.append(given)
-        taken += amount_m
+            if some is not None:
+                found.append(Victim(victim.assignment, victim.cost, claim.nodes, some))
+                taken += some.freed_m
     return found
 
 

@@ -50,6 +50,7 @@ class Victim:
         "cost",
         "frees",
         "id",
+        "lasts",
         "may_shrink",
         "nodes",
         "part",
@@ -57,13 +58,21 @@ class Victim:
     )
 
     def __init__(
-        self, assignment: Assignment, cost: float, nodes: PoolNodes, part: Part | None = None
+        self,
+        assignment: Assignment,
+        cost: float,
+        nodes: PoolNodes,
+        part: Part | None = None,
+        *,
+        lasts: bool = False,
     ) -> None:
         self.assignment = assignment
         self.cost = cost
         self.part = part
         """The part that may be taken; None: all."""
         self.nodes = nodes
+        self.lasts = lasts
+        """Whether it serves many searches, and whoever made it ends with `forget_offers`."""
         self._offers: list[tuple[int, NodeOffer]] | None = None
         self.id: JobId = assignment.job.id
         self.frees: dict[int, Amounts] = {}
@@ -78,13 +87,20 @@ class Victim:
     @property
     def offers(self) -> list[tuple[int, NodeOffer]]:
         """The victim as each of its nodes sees it."""
-        if self._offers is None:
-            key = self.nodes.key
-            self._offers = [
-                (i, NodeOffer(self.cost / (m := max(frees[key], 1)), self.id, self, frees, m))
-                for i, frees in self.frees.items()
-            ]
-        return self._offers
+        if self._offers is not None:
+            return self._offers
+        key = self.nodes.key
+        made = [
+            (i, NodeOffer(self.cost / (m := max(frees[key], 1)), self.id, self, frees, m))
+            for i, frees in self.frees.items()
+        ]
+        if self.lasts:
+            self._offers = made
+        return made
+
+    def forget_offers(self) -> None:
+        """Make them anew whenever they are asked for: they know this victim, and each keeps the other alive."""
+        self.lasts, self._offers = False, None
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 from busbar.scheduler import (
@@ -250,3 +251,20 @@ def test_a_running_job_whose_next_place_is_still_held_is_stopped_for_the_stronge
     high = job("high", size=8, priority=500, accelerators=("H100",))
     result = decide(cluster(leaving, low, high, H100=1, L4=1))
     assert (started(result), stopped(result)) == ({"high"}, {"low"})
+
+
+def test_a_plan_leaves_nothing_to_the_collector_of_cycles() -> None:
+    """It tells the collector that all of it is old, so cycles would keep the states of many plans in memory."""
+    running = [job(f"r{i}", "b", size=2, on=placed("H100", "H100-0000", size=2)) for i in range(4)]
+    first, second = job("x", size=8, pods=2, priority=200), job("y", "b", size=4, priority=200)
+    full = [job(f"s{i}", size=4, on=placed("H100", "H100-0001", size=4)) for i in range(2)]
+    snapshot = cluster(*running, *full, first, second, H100=2)
+    gc.collect()
+    gc.disable()
+    try:
+        made, memo = plan(snapshot, POLICY, NOW)
+        assert made.actions
+        del made, memo
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
