@@ -112,6 +112,31 @@ class KubeClient:
         """One object; NotFound when it does not exist."""
         return await self.call("GET", resource.path(namespace, name, subresource))
 
+    async def pages(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
+        page: int = 500,
+    ) -> AsyncIterator[tuple[list[Object], str]]:
+        """All objects page by page, for lists that are too much to be kept at once; each with the list's resourceVersion."""
+        params: dict[str, str] = {"limit": str(page)}
+        _select(params, label_selector, field_selector)
+        while True:
+            answer = await self.call("GET", resource.path(namespace), params=params)
+            items: list[Object] = answer.get("items") or []
+            for item in items:
+                # A list's items come without these two.
+                item.setdefault("kind", resource.kind)
+                item.setdefault("apiVersion", resource.api_version)
+            meta = answer.get("metadata") or {}
+            yield items, str(meta.get("resourceVersion") or "")
+            if not meta.get("continue"):
+                return
+            params["continue"] = meta["continue"]
+
     async def list(
         self,
         resource: Resource,
@@ -122,20 +147,14 @@ class KubeClient:
         page: int = 500,
     ) -> tuple[list[Object], str]:
         """All objects and the list's resourceVersion, read in pages of ``page``."""
-        params: dict[str, str] = {"limit": str(page)}
-        _select(params, label_selector, field_selector)
-        items: list[Object] = []
-        while True:
-            answer = await self.call("GET", resource.path(namespace), params=params)
-            for item in answer.get("items") or []:
-                # A list's items come without these two.
-                item.setdefault("kind", resource.kind)
-                item.setdefault("apiVersion", resource.api_version)
-                items.append(item)
-            meta = answer.get("metadata") or {}
-            if not meta.get("continue"):
-                return items, str(meta.get("resourceVersion") or "")
-            params["continue"] = meta["continue"]
+        found: list[Object] = []
+        made_at = ""
+        async for items, revision in self.pages(
+            resource, namespace, label_selector=label_selector, field_selector=field_selector, page=page
+        ):
+            found += items
+            made_at = revision
+        return found, made_at
 
     async def watch(
         self,

@@ -19,7 +19,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from busbar.kube.client import KubeClient, Object
@@ -86,6 +86,18 @@ class Cache(Generic[T]):
         for obj in objects:
             self.observe(obj)
         self._drop_unlisted({key_of(obj) for obj in objects}, revision)
+
+    async def replace_by_pages(self, pages: AsyncIterator[tuple[list[Object], str]]) -> None:
+        """The same with a list that is read page by page, of which one is kept at a time."""
+        seen: set[Key] = set()
+        made_at = ""
+        async for objects, revision in pages:
+            for obj in objects:
+                self.observe(obj)
+                seen.add(key_of(obj))
+            objects.clear()  # not kept while the next page is read
+            made_at = revision
+        self._drop_unlisted(seen, made_at)
 
     def _drop_unlisted(self, seen: set[Key], revision: str) -> None:
         listed = int(revision) if revision.isdigit() else 0

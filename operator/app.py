@@ -72,6 +72,8 @@ OWNER_KIND = {label: resource.kind for label, resource in OWNERS.items()}
 TASK_END_S = 5.0
 # Kopf lists our kinds shortly after we did, and does not report objects that were deleted in between.
 EARLY_RESYNCS_S = (2.0, 8.0, 30.0)
+PAGE = 100
+"""Objects of our own kinds in one answer: as JSON they take much more memory than in the cache."""
 LIST_AGAIN_S = 1.0
 """Pause after a list that failed, while nothing can be planned without it."""
 FEW_PODS = 8
@@ -278,7 +280,7 @@ class Operator:
         if isinstance(cache, Informer):
             await cache.relist()
         else:
-            cache.replace(*await self._plain.list(cache.resource))
+            await cache.replace_by_pages(self._plain.pages(cache.resource, page=PAGE))
 
     async def _resync_forever(self) -> None:
         for pause_s in itertools.chain(EARLY_RESYNCS_S, itertools.repeat(self.settings.resync_s)):

@@ -30,6 +30,23 @@ def test_an_object_that_cannot_be_read_is_left_out_and_the_others_are_kept(
     assert cache.items[Key("ns", "odd")] == 4
 
 
+async def test_a_list_that_comes_in_pages_is_kept_one_page_at_a_time() -> None:
+    cache: Cache[str] = Cache(PODS, lambda obj: str(obj["metadata"]["resourceVersion"]))
+    for name, version in (("gone", 1), ("old", 2), ("newer", 12)):
+        cache.observe(named(name, version))
+    first, second = [named("old", 5), named("a", 3)], [named("b", 4)]
+
+    async def pages() -> AsyncIterator[tuple[list[Object], str]]:
+        yield first, "10"
+        assert Key("ns", "gone") in cache.items  # it may be on the next page
+        assert not first
+        yield second, "10"
+
+    await cache.replace_by_pages(pages())
+    found = {key.name: version for key, version in cache.items.items()}
+    assert found == {"old": "5", "a": "3", "b": "4", "newer": "12"}
+
+
 class Ending:
     """A server that ends every watch at once."""
 
