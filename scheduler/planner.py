@@ -91,7 +91,8 @@ def _uncollected() -> Iterator[None]:
     looking through all of them again and again costs a sixth of its time and finds nothing.
 
     What a plan leaves has no cycles (`Round.end`). So it counts as old at once, which spares the collector from looking
-    through it when it runs again: a tenth of a large plan's time.
+    through it when it runs again: a tenth of a large plan's time. (What the caller had frozen, imported modules for example,
+    is looked through again from then on, with all that is old, which is seldom.)
     """
     enabled = gc.isenabled()
     gc.disable()
