@@ -168,7 +168,7 @@ def test_pods_share_the_state(tmp_path: Path) -> None:
     assert shared["parameters"] == pytest.approx(alone["parameters"], rel=0.01)
     assert alone.get("exchange", 0) == 0 < shared["exchange"]
     ran = CliRunner().invoke(plan, [str(path), "--pods", "2"])
-    assert "that of each of 2 pods" in ran.output
+    assert "that of each of 2 pods, which divide the optimizer's state." in ran.output
 
 
 def test_the_micro_batch_that_hides_the_link_is_named_where_weights_are_on_the_host(tmp_path: Path) -> None:

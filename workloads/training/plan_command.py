@@ -152,6 +152,7 @@ def answer_for(
         "unknownPatterns": unknown_patterns(shape, spec.freeze),
         "accelerator": machine.accelerator.name,
         "pods": pods,
+        "sharding": spec.sharding,
         "deviceBytes": limits.device_bytes,
         "hostBytes": limits.host_bytes,
         "mode": spec.mode,
@@ -315,6 +316,7 @@ def _mode(
 def as_text(answer: Mapping[str, Any]) -> str:
     """The answer as lines that a person reads."""
     from busbar.workloads.training import longest
+    from busbar.workloads.training.plan import DIVIDED
     from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD
 
     rows = [
@@ -332,7 +334,7 @@ def as_text(answer: Mapping[str, Any]) -> str:
         )
     if answer["pods"] > 1:
         rows.append(
-            f"Memory is that of each of {answer['pods']} pods. The time of their exchange is not in the prediction."
+            f"Memory is that of each of {answer['pods']} pods, which divide {DIVIDED[answer['sharding']]}. The time of their exchange is not in the prediction."
         )
     if answer["adapter"] is not None:
         rows.append(
