@@ -90,6 +90,7 @@ def _told(name: str, held: HeldLease, now: float, random: Random) -> NodeTelemet
             PhaseLoad(Phase.PREFILL, prefill, 400.0),
             PhaseLoad(Phase.DECODE, 1 - prefill, random.uniform(172, 250)),
         ),
+        random.uniform(-50, 450),
     )
 
 

@@ -104,7 +104,9 @@ class LimitsReport(WireModel):
     conflicts: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
     """Boards with a limit that somebody else has written in the last minute."""
     free: bool = False
-    """The boards are without limits, because the bucket of the lease in force is not empty."""
+    """The boards' limits are above those of the lease in force, because its bucket is not empty."""
+    bucket_j: float | None = None
+    """Joules in the bucket of the lease in force; below zero: a debt. None: it has no bucket."""
 
 
 class AgentReport(WireModel):
@@ -145,8 +147,8 @@ class LeaseMessage(WireModel):
     """Of the report that it answers; the time to live counts from there."""
     ttl_s: Annotated[float, Field(gt=0, le=MOST_TTL_S, allow_inf_nan=False)] | None = None
     burst_j: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Depth of the node's bucket in joules: the lease bounds the mean, and the boards are limited while the bucket is
-    empty. 0: the limits alone keep the lease."""
+    """Depth of the node's bucket in joules: the lease bounds the mean, and the emptier the bucket, the nearer are the
+    boards' limits to the lease. 0: the limits alone keep the lease."""
 
     board_part: Annotated[float, Field(gt=0, le=1)] = 1.0
     """What each board may draw at most, as a part of its nameplate, however much the lease leaves; not less than its

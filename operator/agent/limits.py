@@ -7,7 +7,7 @@ it takes no limit or draws clearly more than its limit.
 
 A lease may say that no board gets more than a part of its nameplate: the job on them has a power cap.
 
-A lease with a bucket (`bucket.py`) bounds the mean: the boards have their default limits while the bucket is not empty.
+A lease with a bucket (`bucket.py`) bounds the mean: the fuller the bucket, the nearer are the limits to the defaults.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ class Limiter:
             remaining_s=round(held.until_clock_s - now_s, 3) if leased else None,
             actuation_s=self._actuation_s,
             free=leased and self._is_free,
+            bucket_j=round(self._bucket.joules, 1) if leased and self.bursts else None,
             conflicts=tuple(sorted(uuid for uuid, until_s in self._conflicts.items() if until_s > now_s)),
         )
 
@@ -154,7 +155,7 @@ class Limiter:
 
     @property
     def _is_free(self) -> bool:
-        return self.bursts and not self._bucket.limits
+        return self.bursts and self._bucket.passes > 0
 
     def limit_w(self, uuid: str) -> float | None:
         """In force on the board, as last read back."""
@@ -186,25 +187,22 @@ class Limiter:
             refusing = {u for u, until_s in self._refusing.items() if until_s > now_s and u in targets}
             left_w = self.held.boards_w - sum(self._found[uuid].nameplate_w for uuid in refusing)
             sharing = [self._board(board) for board in self._found.values() if board.uuid not in refusing]
-            if self._is_free:
-                part = self.held.board_part
-                free = {
-                    board.uuid: max(board.floor_w, min(board.default_w, part * board.nameplate_w))
-                    for board in self._found.values()
-                }
-                return {u: w for u, w in free.items() if not self._waits(u, now_s)}
             if self._split is None or self._split[0] != (left_w, sharing):
                 self._split = (left_w, sharing), split(left_w, sharing)
-            shares = self._split[1]
-            targets |= {u: max(math.floor(w + 1e-6), self._found[u].floor_w) for u, w in shares.items()}
+            passes = self._bucket.passes if self._is_free else 0.0
+            for uuid, watts in self._split[1].items():
+                watts += passes * max(self._most_w(self._found[uuid]) - watts, 0.0)
+                targets[uuid] = max(math.floor(watts + 1e-6), self._found[uuid].floor_w)
         return {u: w for u, w in targets.items() if not self._waits(u, now_s)}
 
     def _board(self, board: BoardLimit) -> Board:
         want = self._wants.get(board.uuid)
         want_w = want.watts if want is not None else board.nameplate_w
-        # No lease raises above the default, nor above the cap of the job that holds the boards.
-        most_w = max(board.floor_w, min(self.held.board_part * board.nameplate_w, board.default_w))
-        return Board(board.uuid, board.floor_w, most_w, want_w)
+        return Board(board.uuid, board.floor_w, self._most_w(board), want_w)
+
+    def _most_w(self, board: BoardLimit) -> float:
+        """No lease raises above the default, nor above the cap of the job that holds the boards."""
+        return max(board.floor_w, min(self.held.board_part * board.nameplate_w, board.default_w))
 
     def _waits(self, uuid: str, now_s: float) -> bool:
         """Whether the board has just refused a limit, and is not asked again yet."""

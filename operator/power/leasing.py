@@ -378,6 +378,7 @@ def _telemetry(
         drawn_w=reading.watts,
         spread_w=spread_w,
         phases=phases,
+        bucket_j=limits.bucket_j if limits is not None else None,
     )
 
 

@@ -31,7 +31,9 @@ LEAST_DECODE = 0.1
 LONG = math.log(100)
 """Stretches of reading in the queue that a 99th percentile of first tokens waits for, in mean stretches."""
 PASSES = 0.5
-"""Of a bucket's depth, what a peak finds in it: limits that an empty bucket has set are lifted when it is half full."""
+"""Of a bucket's depth, what a peak is taken to find in it where nobody knows."""
+REACH_S = 2.0
+"""How far a round looks ahead: until the leases of the next one, which answer what is unforeseen, are in force."""
 LEAST_RISE_W = 1e-3
 """Points of a curve are taken to be at least so far apart."""
 MEAN_S = 1.0
@@ -51,6 +53,8 @@ class Demand:
     """The lease bounds the mean (token bucket), not every instant."""
     burst_s: float = 0.0
     """Depth of the bucket in seconds of the lease."""
+    bucket_j: float | None = None
+    """What the bucket holds; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +75,31 @@ def segments(demands: Sequence[Demand], curves: Curves) -> Segments:
     loads = _loads(demands)
     under = _under_limits(loads, limits, curves)
     loss = under.later
+    needed = host + slope * under.drawn_w
+    passes_j = _passes(demands, watts, needed)
     bursts = np.flatnonzero([demand.burst for demand in demands])
     if len(bursts):
         spread_w = np.array([demands[int(column)].spread_w for column in bursts])
-        needed = host + slope * under.drawn_w
-        depth_s = np.array([demands[int(column)].burst_s for column in bursts])
         loss[:, bursts] = _loss_of_mean(
-            watts[:, bursts], needed[:, bursts], loss[:, bursts], spread_w, depth_s
+            watts[:, bursts], needed[:, bursts], loss[:, bursts], spread_w, passes_j[:, bursts]
         )
     loss *= np.array([node.weight for node in nodes])
     targets = np.array([node.first_token for node in nodes])
     if targets.any():
         prefill_w = host + slope * loads[Phase.PREFILL].wanted_w
-        burst_s = np.array([demand.burst_s for demand in demands])
-        held = _held_part(loads[Phase.PREFILL], prefill_w - watts, burst_s * watts)
+        held = _held_part(loads[Phase.PREFILL], prefill_w - watts, passes_j)
         loss += targets * held * under.first
     return Segments(np.diff(watts, axis=0).T, _saved(watts, loss).T)
+
+
+def _passes(demands: Sequence[Demand], watts: Floats, needed: Floats) -> Floats:
+    """Of each node under each lease the joules that its bucket will let pass: what it holds, and what it saves until
+    the next leases are in force."""
+    depth_j = np.array([demand.burst_s for demand in demands]) * watts
+    level_j = np.array([math.nan if demand.bucket_j is None else demand.bucket_j for demand in demands])
+    later_j = np.clip(level_j + REACH_S * (watts - needed), 0.0, depth_j)
+    passes: Floats = np.where(np.isnan(level_j), PASSES * depth_j, later_j)
+    return passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +146,10 @@ def _under_limits(loads: Mapping[Phase, _Load], limits: Floats, curves: Curves) 
     slowdown(decode) · d / (d - e). Prompts also wait for each other: of a server that reads for a part p of its time,
     the queue of prompts, and so the time to the first token, grows by slowdown(prefill) · (1 - p) / (1 - p ·
     slowdown(prefill)), as of any queue with one server.
+
+    A request feels a limit as long as it runs, and the longer it takes the more of them run at a time: what is lost is
+    the part by which requests take longer, slowdown - 1. Training loses of each second what it does not do in it, 1 -
+    1 / slowdown.
     """
     lost, drawn_w = np.zeros_like(limits), np.zeros_like(limits)
     first, decode_slow = np.zeros_like(limits), np.ones_like(limits)
@@ -149,7 +166,7 @@ def _under_limits(loads: Mapping[Phase, _Load], limits: Floats, curves: Curves) 
         if phase is Phase.DECODE:
             decode_slow = slow
             continue
-        lost += share * (slow - 1)
+        lost += share * (1 - 1 / slow if phase is Phase.TRAINING else slow - 1)
         if phase is Phase.PREFILL:
             reads = np.minimum(share, 1 - LEAST_DECODE)
             first = np.where(
@@ -162,21 +179,22 @@ def _under_limits(loads: Mapping[Phase, _Load], limits: Floats, curves: Curves) 
     return _Under(np.where(serves, slower, lost), first, drawn_w)
 
 
-def _held_part(prefill: _Load, excess_w: Floats, depth_j: Floats) -> Floats:
+def _held_part(prefill: _Load, excess_w: Floats, passes_j: Floats) -> Floats:
     """Of a long queue of prompts the part that is read under the limit: what the node's bucket lets pass comes first.
 
     Stretches of reading are taken to last exponentially long. Where nobody knows how long, all of a queue counts.
     """
     long_s = LONG * prefill.stretch_s
-    passes_s = PASSES * depth_j / np.maximum(excess_w, 1e-9)
+    passes_s = passes_j / np.maximum(excess_w, 1e-9)
     part: Floats = np.where(long_s > 0, np.maximum(1 - passes_s / np.maximum(long_s, 1e-9), 0.0), 1.0)
     return np.where(excess_w > 0, part, 0.0)
 
 
-def _loss_of_mean(watts: Floats, needed: Floats, loss: Floats, spread_w: Floats, burst_s: Floats) -> Floats:
+def _loss_of_mean(watts: Floats, needed: Floats, loss: Floats, spread_w: Floats, passes_j: Floats) -> Floats:
     """Expected loss if the lease bounds the mean draw, which is forecast with a normal error.
 
-    The error is that of means of a second; of what it is above the lease, the bucket lets its depth pass.
+    The error is that of means over the time that a round looks ahead; of what it is above the lease, the bucket lets
+    pass what it has.
     Linear between the points (needed, loss) of each column, and flat outside.
     """
     # Columns one after another on one axis, so that one interpolation serves all; strictly rising, as it wants.
@@ -185,10 +203,8 @@ def _loss_of_mean(watts: Floats, needed: Floats, loss: Floats, spread_w: Floats,
     points, values = (rising + apart).T.ravel(), loss.T.ravel()
     total = np.zeros(watts.shape[::-1])
     for error in SPREAD:
-        above_w = error * spread_w
-        reached = watts - np.where(
-            above_w > 0, np.maximum(above_w - PASSES * burst_s * watts / MEAN_S, 0.0), above_w
-        )
+        above_w = error * spread_w * math.sqrt(MEAN_S / REACH_S)
+        reached = watts - np.where(above_w > 0, np.maximum(above_w - passes_j / REACH_S, 0.0), above_w)
         reached = np.minimum(np.maximum(reached, rising[0]), rising[-1])
         total += np.interp((reached + apart).T.ravel(), points, values).reshape(total.shape)
     mean: Floats = total.T / len(SPREAD)

@@ -1,10 +1,10 @@
 """The token bucket of a node: short peaks may pass above the lease, the mean may not.
 
 The bucket holds joules, at most `burst_s` seconds of the lease. It fills with what the node draws below its lease and
-empties with what it draws above. While it is empty the boards are limited to the lease. Over any time T the node
-draws at most lease · T + depth, plus what passes in the one interval until the limit acts. So a domain is above its
-leases by the depths of all its buckets at most; `shared` divides what its breaker rides through. All functions work on
-arrays, one element per node.
+empties with what it draws above. The emptier it is, the nearer the limits of the boards are to the lease, and at it when
+it is empty. Over any time T the node draws at most lease · T + depth, plus what passes in the one interval until the limit
+acts. So a domain is above its leases by the depths of all its buckets at most; `shared` divides what its breaker rides
+through. All functions work on arrays, one element per node.
 """
 
 from __future__ import annotations
@@ -12,6 +12,11 @@ from __future__ import annotations
 import numpy as np
 
 from .allocate import Floats
+
+STEPS = 8
+"""Of the limits between that of the lease and none."""
+CLEARLY = 0.1
+"""Of its depth: a bucket must hold so much more for limits to rise than for them to stay."""
 
 
 def bucket_after(
@@ -22,11 +27,22 @@ def bucket_after(
     return after
 
 
-def clamped(level_j: Floats, lease_w: Floats, burst_s: Floats, was: Floats) -> Floats:
-    """1.0 where the boards must be limited to the lease: from empty until half full again."""
-    half = 0.5 * lease_w * burst_s
-    now: Floats = np.where(level_j <= 0, 1.0, np.where(level_j >= half, 0.0, was))
-    return now
+def passing(level_j: Floats, lease_w: Floats, burst_s: Floats, was: Floats) -> Floats:
+    """How far the boards' limits are from that of the lease (0) to none (1): the root of how full the bucket is.
+
+    A full bucket lets the start of a peak pass whole, and one that empties slows it down more and more. The joules last
+    longer so, because the last watts of a board save the least time. Where the work wants more than the lease in the
+    mean, the limits settle where they let that mean pass, and no watts go into moments at full draw.
+
+    Args:
+        was: the last answer. Limits move in steps, and rise only when the bucket is clearly above that of the step.
+    """
+    depth_j = lease_w * burst_s
+    full = np.where(depth_j > 0, level_j / np.maximum(depth_j, 1e-9), 0.0)
+    most = np.ceil(STEPS * np.sqrt(np.clip(full, 0.0, 1.0))) / STEPS
+    least = np.ceil(STEPS * np.sqrt(np.clip(full - CLEARLY, 0.0, 1.0))) / STEPS
+    part: Floats = np.clip(was, least, most)
+    return part
 
 
 def shared(total_j: float, weights: Floats, most_j: Floats) -> Floats:

@@ -187,7 +187,7 @@ def _demand(view: _View, burst_s: float) -> Demand:
     phases = told.phases or (
         PhaseLoad(Phase.TRAINING, 1.0, view.node.board_max_w),
     )  # unknown work: the worst
-    return Demand(view.node, phases, told.spread_w, burst, burst_s)
+    return Demand(view.node, phases, told.spread_w, burst, burst_s, told.bucket_j)
 
 
 def _excess(

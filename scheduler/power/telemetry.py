@@ -107,6 +107,8 @@ class NodeTelemetry:
     spread_w: float = 0.0
     """Standard deviation of the 1 s means of the last minute."""
     phases: tuple[PhaseLoad, ...] = ()
+    bucket_j: float | None = None
+    """What the token bucket of the lease in force holds; None: it has none, or nobody knows."""
 
 
 def plausible(node: NodePower, told: NodeTelemetry) -> bool:
@@ -114,7 +116,7 @@ def plausible(node: NodePower, told: NodeTelemetry) -> bool:
     for number in (told.at_s, told.clock_s, told.limit_w, told.drawn_w, told.spread_w):
         if not 0 <= number < math.inf:
             return False
-    if told.drawn_w > 1.5 * node.nameplate_w:
+    if told.drawn_w > 1.5 * node.nameplate_w or not math.isfinite(told.bucket_j or 0.0):
         return False
     for load in told.phases:
         if not (0 <= load.share <= 1 and 0 <= load.board_w < math.inf and 0 <= load.stretch_s < math.inf):

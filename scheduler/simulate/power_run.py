@@ -26,7 +26,7 @@ from ..power import (
     control,
     domain_tree,
 )
-from ..power.burst import bucket_after, clamped
+from ..power.burst import bucket_after, passing
 from ..power.leases import TERM, Grant, NodeMemory
 from .power_load import Requests
 from .power_row import STEP_S, STEPS_PER_S, Floats, Layout, Row, ServerModel
@@ -144,7 +144,7 @@ class LeaseLaw:
         self.memory = Memory(1, 0.0, 1, known)
         self._hold(0.0)
         self.level_j = self.lease_w * self.burst_s
-        self.limited = np.zeros(len(self.names))
+        self.passes = np.ones(len(self.names))
 
     def _hold(self, now_s: float) -> None:
         self.lease_w = np.array([allowed_w(self.held[name], now_s) for name in self.names])
@@ -161,8 +161,8 @@ class LeaseLaw:
         whole, most_w = self._free
         if not self.burst_s.any():
             return self.board_w, whole
-        self.limited = clamped(self.level_j, self.lease_w, self.burst_s, self.limited)
-        return np.where(self.limited > 0, self.board_w, most_w), whole
+        self.passes = passing(self.level_j, self.lease_w, self.burst_s, self.passes)
+        return self.board_w + self.passes * (most_w - self.board_w), whole
 
     def after(self, watts: Floats) -> None:
         if self.burst_s.any():
@@ -221,6 +221,7 @@ class LeaseLaw:
                 float(mean_w[row]),
                 float(spread[row]) if row < self.places.serving else 0.0,
                 phases,
+                float(self.level_j[row]) if self.burst_s[row] else None,
             )
         return found
 

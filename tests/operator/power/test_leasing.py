@@ -147,3 +147,28 @@ def test_the_cap_of_a_job_goes_with_the_lease_and_its_boards_want_no_more() -> N
     assert leased["n0"] == pytest.approx(400.0, abs=10.0), "200 W of the host, and half of a board of 400 W"
     assert leased["n1"] > 570.0
     assert made.feeds["rack"].forecast_w == pytest.approx(sum(leased.values()), abs=12.0)
+
+
+def test_of_two_nodes_with_the_same_peaks_the_one_whose_bucket_is_empty_gets_more() -> None:
+    found = membership([domain("rack", 760.0, None, "LeaseWithBurst", 200.0, rack="a")], NODES)
+    state, held = new_leader(0.0), {f"n{i}": (0, 0.0, 0.0) for i in range(2)}
+    for second in range(1, 61):
+        readings = {}
+        for name, (sequence, lease_w, burst_j) in held.items():
+            watts = 300.0 if second % 3 == 0 else 150.0
+            reading = standing(name, float(second), sequence, a=(watts, 0.0))
+            limits = LimitsReport(
+                state=LeaseState.LEASED if sequence else LeaseState.STANDING,
+                sequence=sequence,
+                lease_watts=lease_w or None,
+                free=burst_j > 0,
+                bucket_j=(burst_j if name == "n1" else 0.0) if burst_j else None,
+            )
+            readings[name] = replace(reading, limits=limits)
+        made = take_round(state, found, readings, second + 0.1, CONTROL)
+        state = made.state
+        for message in made.messages:
+            held[message.node] = (message.sequence, message.watts or 0.0, message.burst_j)
+    assert held["n0"][2] > 0, "peaks were seen"
+    assert held["n0"][1] > held["n1"][1] + 10.0
+    assert held["n0"][1] + held["n1"][1] <= 0.99 * 760.0

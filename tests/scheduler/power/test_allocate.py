@@ -69,6 +69,34 @@ def test_a_bucket_lets_short_excesses_pass() -> None:
     assert deep[-6:].sum() < 0.1 * flat[-6:].sum()
 
 
+def test_an_empty_bucket_wants_more_than_a_full_one_and_less_where_it_fills_by_itself() -> None:
+    def saved(bucket_j: float | None, watts: float) -> float:
+        serving = replace(node("a"), first_token=1.0)
+        phases = (PhaseLoad(Phase.PREFILL, 0.3, 400.0, 0.2), PhaseLoad(Phase.DECODE, 0.7, 220.0))
+        found = segments([Demand(serving, phases, 300.0, True, 0.2, bucket_j)], CURVES)
+        above = serving.floor_w + np.cumsum(found.watts[0]) - found.watts[0] > watts
+        return float((found.saved[0] * found.watts[0])[above].sum())
+
+    full, half, empty = saved(800.0, 3000), saved(400.0, 3000), saved(0.0, 3000)
+    assert full < half < empty
+    assert full < saved(None, 3000) < empty
+    assert saved(-500.0, 3700) > saved(0.0, 3700), "a debt is saved first"
+    # What is above the mean of 3,740 W fills the bucket until the next leases are in force.
+    assert saved(400.0, 3700) == pytest.approx(saved(800.0, 3700))
+
+
+def test_training_loses_what_it_does_not_do_and_serving_the_part_by_which_requests_take_longer() -> None:
+    steady = (PhaseLoad(Phase.TRAINING, 1.0, 400.0),), (PhaseLoad(Phase.DECODE, 1.0, 400.0),)
+    curves = {
+        Phase.TRAINING: CapCurve(((0.25, 4.0), (1.0, 1.0))),
+        Phase.DECODE: CapCurve(((0.25, 4.0), (1.0, 1.0))),
+    }
+    found = segments([Demand(node("a"), phases, 0.0, False) for phases in steady], curves)
+    trains, serves = (found.saved * found.watts).sum(axis=1)
+    assert trains == pytest.approx(1 - 1 / 4)
+    assert serves == pytest.approx(4 - 1)
+
+
 def test_the_allocation_of_a_tree_is_as_good_as_the_best_of_all() -> None:
     random = Random(3)
     for _ in range(20):

@@ -212,6 +212,8 @@ def test_a_limit_above_the_lease_is_a_conflict_and_counts_whole() -> None:
         lambda answer: replace(answer, limit_w=math.inf),
         lambda answer: replace(answer, clock_s=1003.0),
         lambda answer: replace(answer, at_s=0.0),
+        lambda answer: replace(answer, bucket_j=math.nan),
+        lambda answer: replace(answer, bucket_j=-math.inf),
     ],
 )
 def test_implausible_frozen_and_old_telemetry_is_silence(change: Change) -> None:

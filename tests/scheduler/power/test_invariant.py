@@ -96,8 +96,18 @@ class World:
     def _answer(self, name: str) -> NodeTelemetry:
         held, clock_s = self.held[name], self.now + self.offset_s[name]
         limit_w = allowed_w(held, clock_s)
+        bucket_j = self.random.choice((None, -300.0, 0.0, 200.0, 1e6))
         return NodeTelemetry(
-            name, self.now, held.epoch, clock_s, held.sequence, limit_w, limit_w, 100.0, self.phases[name]
+            name,
+            self.now,
+            held.epoch,
+            clock_s,
+            held.sequence,
+            limit_w,
+            limit_w,
+            100.0,
+            self.phases[name],
+            bucket_j,
         )
 
     def _restart(self) -> None:
