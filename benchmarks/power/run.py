@@ -1,6 +1,6 @@
 """A row of servers on one feed: our leases beside two yardsticks, on public traces.
 
-    python benchmarks/power/run.py --data DATA [--minutes 120] [--seeds 0,1,2] [--day-minutes 720] [--only PART]
+    python benchmarks/power/run.py --data DATA [--minutes 120] [--seeds 0,1,2] [--day-minutes 720] [--only PART [--keep]]
 
 First the yardstick has to give its published result; what deviates is printed. Then come the rows with their bars.
 A bar that is missed stays in the table with its ratio. The results are written after every row, so a run that is cut
@@ -272,9 +272,32 @@ def table(result: Row) -> str:
                 f"{state} {where:42} {check['figure']:22} {check['worst']} (bar {check['bar']}{ratio})"
             )
     lines += ["", "In-band leases beside equal static caps:", *result["static"]]
+    dates = {row["part"]: row["date"] for row in result["rows"]}
+    lines += ["", "Run on: " + ", ".join(f"{part} {date}" for part, date in sorted(dates.items()))]
     if result["missing"]:
         lines += ["", "Not run: " + "; ".join(result["missing"])]
     return "\n".join(lines) + "\n"
+
+
+def _scope(minutes: int, day_minutes: int, seeds: str) -> str:
+    return (
+        f"Azure {minutes} min at the peak rate, ServeGen {day_minutes} min around the day's peak, seeds {seeds}; "
+        "feed for 40 servers of 6.5 kW"
+    )
+
+
+def kept(file: Path, scope: str, part: str | None) -> list[Row]:
+    """The rows of the other parts that the file has, with their date; none of another scope."""
+    before: Row = json.loads(file.read_text()) if file.is_file() else {"scope": "", "rows": []}
+    if before["scope"] != scope:
+        return []
+    return [{"date": before["date"], **row} for row in before["rows"] if row["part"] != part]
+
+
+def _in_order(rows: list[Row]) -> list[Row]:
+    places = {case.key: place for place, case in enumerate(cases())}
+    key = ("law", "delay", "load", "servers", "mix")
+    return sorted(rows, key=lambda row: places[" ".join(str(row[name]) for name in key)])
 
 
 def main() -> None:
@@ -287,28 +310,33 @@ def main() -> None:
     parser.add_argument("--day-minutes", type=int, default=720)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--only", help="a part: yardstick, in-band, out-of-band, static, servegen")
+    parser.add_argument(
+        "--keep", action="store_true", help="with --only: keep the other rows of the output's file"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS / "power")
     given = parser.parse_args()
     seeds = tuple(int(seed) for seed in given.seeds.split(","))
     runs = Runs(given.data, given.minutes, given.day_minutes, seeds)
     chosen = [case for case in cases() if given.only in (None, case.part)]
+    scope = _scope(given.minutes, given.day_minutes, given.seeds)
+    others = kept(given.output.with_suffix(".json"), scope, given.only) if given.keep else []
     peak = max(float(runs.twin("azure", 40, 0.0, seed)[1].feed_w.max()) for seed in seeds)
     rows: list[Row] = []
     for case in chosen:
-        rows.append(runs.measure(case))
+        rows.append({**runs.measure(case), "date": datetime.now(UTC).date().isoformat()})
+        every = _in_order([*others, *rows])
         result = {
             "command": "python benchmarks/power/run.py --data DATA "
             f"--minutes {given.minutes} --day-minutes {given.day_minutes} --seeds {given.seeds}"
-            + (f" --only {given.only}" if given.only else ""),
+            + (f" --only {given.only}" if given.only and not others else ""),
             "date": datetime.now(UTC).date().isoformat(),
             "versions": f"Python {platform.python_version()}, numpy {np.__version__}, {platform.machine()}, "
             f"{os.cpu_count()} cores",
-            "scope": f"Azure {given.minutes} min at the peak rate, ServeGen {given.day_minutes} min around the "
-            f"day's peak, seeds {given.seeds}; feed for 40 servers of 6.5 kW",
-            "gate": gate(rows, _short(100 * peak / BUDGET_W)),
-            "static": static_beaten(rows),
+            "scope": scope,
+            "gate": gate(every, _short(100 * peak / BUDGET_W)),
+            "static": static_beaten(every),
             "missing": [case.key for case in chosen[len(rows) :]],
-            "rows": rows,
+            "rows": every,
         }
         given.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
         given.output.with_suffix(".txt").write_text(table(result))
