@@ -331,7 +331,9 @@ class EndpointPicker:
             if chosen is None:
                 break
             load = state.replicas.setdefault(chosen.endpoint.url, ReplicaLoad())
-            work = load.take(chosen.endpoint, waiter.ask, waiter.owner[0], now)
+            work = load.take(
+                chosen.endpoint, waiter.ask, waiter.owner[0], now, self._gives_way(state, waiter)
+            )
             rank = self._rank(state, waiter) if state.service.ranked else None
             queue.pop()
             waiter.place.set_result(Lease(state.service, chosen.endpoint, work, rank))
@@ -340,16 +342,20 @@ class EndpointPicker:
         return LAST_RANK if waiter.ask.batch else state.queue.rank(waiter.owner)
 
     def _open(self, state: _Service, waiter: _Waiter, now: float) -> list[Candidate]:
-        found = []
+        found, gives_way = [], self._gives_way(state, waiter)
         for endpoint in state.service.endpoints:
             load = state.replicas.get(endpoint.url) or ReplicaLoad()
             if load.takes(endpoint, waiter.ask, self._limits.replica_in_flight, now):
-                found.append(load.candidate(endpoint, now))
+                found.append(load.candidate(endpoint, now, gives_way))
         if waiter.ask.batch:
             return found
         if any(is_last_place(candidate) for candidate in found) and state.queue.is_ahead(waiter.owner):
             return [candidate for candidate in found if not is_last_place(candidate)]
         return found
+
+    def _gives_way(self, state: _Service, waiter: _Waiter) -> bool:
+        """Whether engines let requests of other owners go before this one's prompt."""
+        return state.queue.asks_more(waiter.owner) and state.queue.is_ahead(waiter.owner)
 
     def _schedule_recheck(self, state: _Service) -> None:
         """Wake the queue when the first suspicion ends."""

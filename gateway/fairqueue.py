@@ -120,6 +120,11 @@ class FairQueue(Generic[T]):
                     return True
         return False
 
+    def asks_more(self, owner: Owner) -> bool:
+        """Whether the owner asked lately half as often again as the mean of those that did."""
+        counts = Counter(self._pushed)
+        return 2 * counts[owner] * len(counts) > 3 * len(self._pushed)
+
     def rank(self, owner: Owner) -> int:
         """How many of the owners that asked lately were served less."""
         mine = self._counters(owner)

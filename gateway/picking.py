@@ -57,7 +57,7 @@ class Candidate:
     endpoint: Endpoint
     running: int
     prompt_tokens_ahead: int
-    """Of requests there whose first token has not come."""
+    """Of requests there whose first token has not come, as far as they go before this one."""
     context_tokens: int
     """Of all requests there."""
     prefix: PrefixTable

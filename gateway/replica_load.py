@@ -13,13 +13,20 @@ from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from busbar.gateway.picking import Ask, Candidate, predicted_s
+from busbar.gateway.picking import STEP_TOKENS, Ask, Candidate, predicted_s
 from busbar.gateway.prefix_table import BLOCK_TOKENS, PrefixTable
 from busbar.kube.contracts.routes import Endpoint
 
-AHEAD = 8
-"""One request is sent ahead for so many that run, at least one: it begins without a round trip. The engine keeps as many of
-its places for owners who were served less, so the gateway leaves them to those too."""
+AHEAD = 4
+"""One request is sent ahead for so many that run, at least one. These places are for owners who are not ahead: the engine lets
+as many of the others' requests rest for theirs (`giving_way.py` there)."""
+KV_AHEAD = 8
+"""Requests of one more of so many parts of the KV cache are sent ahead, because answers end before their expected length."""
+BATCH_KEPT = 8
+"""Batch work leaves one of so many places free."""
+HEAVY_PART = 64
+"""Tokens by which a prompt of an owner who is ahead delays one of an owner who is not, at most: the engine computes so many in a
+step, and none in a step with the other one."""
 LATE = 2.0
 """After so many times the predicted time a prompt counts as computed, where no first token can be seen."""
 MOST_ADAPTERS = 64
@@ -34,6 +41,8 @@ class Work:
     begins_by: float
     """When its first token should have come, at the latest."""
     begun: bool = False
+    is_ahead: bool = False
+    """Its owner was served most, so that its prompt gives way to those of others, where the engine knows owners."""
 
 
 @dataclass
@@ -60,10 +69,10 @@ class ReplicaLoad:
         if not endpoint.ready or endpoint.draining or self.suspect_until > now:
             return False
         works: Collection[Work] = self.works if ask.batch else self.others
-        room = 1 - 1 / AHEAD if ask.batch else 1 + 1 / AHEAD
+        room = 1 - 1 / BATCH_KEPT if ask.batch else 1 + 1 / KV_AHEAD
         if ask.batch:
             places = min(most, endpoint.most_running or most // 2)
-            most = max(1, places - places // AHEAD)
+            most = max(1, places - places // BATCH_KEPT)
         elif endpoint.most_running is not None:
             most = min(most, endpoint.most_running + max(1, endpoint.most_running // AHEAD))
         if len(works) >= most:
@@ -73,18 +82,24 @@ class ReplicaLoad:
         held = sum(work.ask.prompt_tokens + work.ask.output_tokens for work in works)
         return held + ask.prompt_tokens + ask.output_tokens <= endpoint.kv_tokens * room
 
-    def candidate(self, endpoint: Endpoint, now: float) -> Candidate:
-        """The replica as the choice sees it."""
+    def candidate(self, endpoint: Endpoint, now: float, is_ahead: bool = True) -> Candidate:
+        """The replica as the choice sees it, for a request of an owner who is ahead or not: prompts of those who are give way
+        to the others'."""
         works = self.others
-        ahead = sum(w.ask.prompt_tokens for w in works if not w.begun and now < w.begins_by)
+        begin = [w for w in works if not w.begun and now < w.begins_by]
+        ahead = sum(w.ask.prompt_tokens for w in begin if is_ahead or not w.is_ahead)
+        if not is_ahead:
+            ahead += min(STEP_TOKENS, sum(min(HEAVY_PART, w.ask.prompt_tokens) for w in begin if w.is_ahead))
         context = sum(w.ask.prompt_tokens + w.ask.output_tokens // 2 for w in works)
         return Candidate(endpoint, len(works), ahead, context, self.prefix, frozenset(self.adapters))
 
-    def take(self, endpoint: Endpoint, ask: Ask, tenant: str, now: float) -> Work:
+    def take(self, endpoint: Endpoint, ask: Ask, tenant: str, now: float, is_ahead: bool = True) -> Work:
         """A request of a tenant is sent there."""
         speed = endpoint.speed
-        expected = predicted_s(self.candidate(endpoint, now), speed, ask) if speed is not None else 0.0
-        work = Work(ask, tenant, now + LATE * expected)
+        expected = (
+            predicted_s(self.candidate(endpoint, now, is_ahead), speed, ask) if speed is not None else 0.0
+        )
+        work = Work(ask, tenant, now + LATE * expected, is_ahead=is_ahead)
         self.works.add(work)
         if endpoint.kv_tokens is not None:
             self.prefix.most = max(1, endpoint.kv_tokens // BLOCK_TOKENS)

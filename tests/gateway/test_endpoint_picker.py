@@ -509,7 +509,7 @@ async def test_batch_work_waits_for_everybody_else_and_holds_nobody_back() -> No
     people = [asyncio.create_task(here.enter(service(routes), owner(f"u{n}"), 130.0)) for n in range(16)]
     await settle()
     assert all(task.done() for task in people)
-    late = [asyncio.create_task(here.enter(service(routes), owner(f"v{n}"), 130.0)) for n in range(3)]
+    late = [asyncio.create_task(here.enter(service(routes), owner(f"v{n}"), 130.0)) for n in range(5)]
     await settle()
     assert not all(task.done() for task in late)
     for task in work[:10]:

@@ -12,6 +12,7 @@ from busbar.scheduler.fit.online import TRUSTED_STEPS, OnlineStepModel
 from busbar.workloads.serving.blocks import BlockPool
 from busbar.workloads.serving.budget import MARGIN, step_budget
 from busbar.workloads.serving.fairness import Counters, Owner, Places
+from busbar.workloads.serving.giving_way import MOST_SKIPPED, PROMPT_PART, GivingWay
 from busbar.workloads.serving.prefix import extend_names, salt_of
 from busbar.workloads.serving.scheduler import Scheduler, StepLimits
 from busbar.workloads.serving.sequence import Sequence, State, Step
@@ -266,20 +267,89 @@ def test_ten_keys_of_one_tenant_get_one_tenants_share_and_share_it_evenly() -> N
     assert max(values) - min(values) < 200
 
 
-def test_places_are_free_for_a_key_that_comes_while_another_fills_the_batch() -> None:
+def crowd(output: int = 100) -> tuple[Scheduler, Memory]:
+    """A batch whose 32 places are all taken by a key that asks for more than another one."""
     scheduler = make(blocks=400, budget=64, running=32, cache=False)
-    first = sequence(0, [1] * 4, 1, key="light")
-    scheduler.add(first)
+    scheduler.add(sequence(0, [1] * 4, 1, key="light"))
     for order in range(1, 80):
-        scheduler.add(sequence(order, [1] * 4, 100, key="heavy"))
+        scheduler.add(sequence(order, [1] * 4, output, key="heavy"))
     memory = Memory(scheduler)
     for _ in range(10):
         memory.step(5)
-    assert first.state is State.FINISHED
-    assert len(scheduler.running) == 32 - scheduler.places.kept == 28
-    again = sequence(80, [1] * 4, 1, key="light")
+    assert len(scheduler.running) == 32
+    return scheduler, memory
+
+
+def test_a_key_joins_at_once_while_another_has_all_places_and_one_of_that_rests() -> None:
+    scheduler, memory = crowd()
+    again = sequence(80, [1] * 4, 3, key="light")
     scheduler.add(again)
-    assert memory.step(5).joined[0] is again
+    step = memory.step(5)
+    assert step.joined == (again,)
+    assert not step.preempted
+    assert len(scheduler.running) == 33
+    assert len(step.chunks) == 32
+    assert sum(s.rested for s in scheduler.running) == 1
+    for _ in range(2):
+        step = memory.step(5)
+        assert again in {c.sequence for c in step.chunks}
+        assert len(step.chunks) == 32
+    assert sum(s.rested for s in scheduler.running) == 3
+    assert max(s.rested for s in scheduler.running) == 1, "not one of them rests for all"
+    assert len(memory.step(5).chunks) == 32
+    assert len(scheduler.running) == 32
+
+
+def test_no_more_rest_than_a_quarter_of_the_places() -> None:
+    scheduler, memory = crowd()
+    for order in range(80, 92):
+        scheduler.add(sequence(order, [1] * 4, 50, key="light"))
+    for _ in range(10):
+        step = memory.step(5)
+        assert len(step.chunks) <= 32
+    assert len(scheduler.running) == 32 + scheduler.places.most_resting == 40
+
+
+def test_a_prompt_of_a_key_that_asks_for_more_gets_a_part_and_nothing_beside_anothers() -> None:
+    scheduler = make(blocks=2000, budget=512, running=8, cache=False)
+    scheduler.add(sequence(0, [1] * 4, 1, key="light"))
+    memory = Memory(scheduler)
+    memory.step(5)
+    long = [sequence(order, list(range(400)), 40, key="heavy") for order in range(1, 32)]
+    for each in long:
+        scheduler.add(each)
+    memory.step(5)
+    assert memory.step(5).token_count > 100
+    counts = {c.count for c in memory.step(5).chunks}
+    assert max(counts) <= PROMPT_PART
+    light = sequence(40, [1] * 300, 2, key="light")
+    scheduler.add(light)
+    assert [c.sequence for c in memory.step(5).chunks if c.count > 1] == [light]
+    assert any(c.count == PROMPT_PART for c in memory.step(5).chunks)
+
+
+def test_prompts_of_a_key_that_asks_for_more_go_on_beside_endless_prompts_of_others() -> None:
+    scheduler = make(blocks=4000, budget=64, running=8, cache=False)
+    scheduler.add(sequence(0, [1] * 4, 1, key="light"))
+    memory = Memory(scheduler)
+    memory.step(5)
+    for order in range(1, 20):
+        scheduler.add(sequence(order, list(range(400)), 40, key="heavy"))
+    memory.step(5)
+    idle = 0
+    for order in range(30, 90):
+        scheduler.add(sequence(order, [1] * 30, 1, key="light"))
+        step = memory.step(5)
+        heavy = any(c.sequence.owner.key == "heavy" for c in step.chunks)
+        idle = 0 if heavy else idle + 1
+        assert idle <= MOST_SKIPPED
+
+
+def test_a_key_that_asks_alone_gets_whole_steps() -> None:
+    scheduler = make(blocks=2000, budget=512, running=8, cache=False)
+    for order in range(20):
+        scheduler.add(sequence(order, list(range(400)), 40, key="heavy"))
+    assert [c.count for c in scheduler.plan().chunks] == [400, 112]
 
 
 @pytest.mark.parametrize("keys", [["only"], ["one", "other"]])
@@ -307,13 +377,15 @@ def test_no_more_places_are_given_than_there_are_and_an_empty_batch_takes_anybod
 ) -> None:
     counters = Counters()
     places, running = Places(total, counters), 0
+    giving_way = GivingWay(places, [], lambda s: (counters.of(s.owner), s.order))
     for owner, work in asked:
         counters.join(owner)
         places.join(owner)
         counters.charge(owner, work)
-        assert places.may_take(owner, 0)
-        running += places.may_take(owner, running)
-    assert min(len(asked), total - places.kept) <= running <= total
+        giving_way.begin()
+        assert giving_way.may_take(owner, 0)
+        running += giving_way.may_take(owner, running)
+    assert running == min(len(asked), total)
 
 
 def test_a_weight_of_three_gets_three_times_as_much() -> None:

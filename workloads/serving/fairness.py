@@ -7,8 +7,8 @@ cache 0.1, a sampled token 2, over the tenant's weight. A tenant that becomes ac
 least counter of the active ones, so idle time gives no credit. Tokens that are computed again after a preemption
 are charged to nobody.
 
-The order alone does not help a request that comes while all places of the batch are taken: it waits until one of the
-running requests ends. So an eighth of the places is not given to those who were served most (`Places`).
+The order alone does not help a request that comes while all places of the batch are taken, or while a long step runs. So what
+owners have who are ahead of the others (`Places.is_ahead`) gives way to it (`giving_way.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from math import inf, nextafter
+from math import inf, nextafter, sqrt
 
 PROMPT, CACHED, OUTPUT = 1.0, 0.1, 2.0
 REMEMBERED = 4096
@@ -101,15 +101,19 @@ class _Tree:
         """(tenant's, key's) counters: the smaller is served first."""
         return self._tenants.value[owner.tenant], self._keys[owner.tenant].value[owner.key]
 
-    def is_ahead(self, owner: Owner, others: Collection[Owner]) -> bool:
-        """Whether the owner has been served more than the middle between the least and the most served of `others`:
-        compared by tenant, and by key where all are of one tenant."""
+    def requests(self, owner: Owner) -> int:
+        """Of the owner's, those that wait or run."""
+        return self._keys[owner.tenant].active.get(owner.key, 0)
+
+    def is_ahead(self, owner: Owner, others: Collection[Owner], slack: float = 0.0) -> bool:
+        """Whether the owner has been served as much as the middle between the least and the most served of `others`, or at most
+        `slack` less: compared by tenant, and by key where all are of one tenant."""
         tenants = {each.tenant for each in others} | {owner.tenant}
         level, name, names = self._tenants, owner.tenant, tenants
         if len(tenants) == 1:
             level, name, names = self._keys[owner.tenant], owner.key, {each.key for each in others}
         values = [level.value.get(each, 0.0) for each in names]
-        return bool(values) and level.value[name] > (min(values) + max(values)) / 2
+        return bool(values) and level.value[name] >= (min(values) + max(values)) / 2 - slack
 
 
 class Counters:
@@ -133,23 +137,32 @@ class Counters:
         """(tenant's, key's) counters: the smaller is served first."""
         return self._trees[owner.batch].of(owner)
 
-    def is_ahead(self, owner: Owner, others: Collection[Owner]) -> bool:
-        """Whether the owner has been served more than the middle between the least and the most served of `others`:
-        compared by tenant, and by key where all are of one tenant."""
-        return self._trees[owner.batch].is_ahead(owner, [o for o in others if o.batch is owner.batch])
+    def requests(self, owner: Owner) -> int:
+        """Of the owner's, those that wait or run."""
+        return self._trees[owner.batch].requests(owner)
+
+    def is_ahead(self, owner: Owner, others: Collection[Owner], slack: float = 0.0) -> bool:
+        """Whether the owner has been served as much as the middle between the least and the most served of `others`, or at most
+        `slack` less: compared by tenant, and by key where all are of one tenant."""
+        return self._trees[owner.batch].is_ahead(owner, [o for o in others if o.batch is owner.batch], slack)
 
 
 class Places:
-    """The places of the batch, and who may take the last ones."""
+    """The places of the batch, and who asks for more of them than others."""
 
-    def __init__(self, total: int, counters: Counters) -> None:
+    def __init__(self, total: int, counters: Counters, step_tokens: int = 0) -> None:
+        """`step_tokens`: of the largest step. An owner that comes back after a pause starts where the least served one is, and a
+        prompt of it counts at once: by so much another one may be behind it that is to give way to it nevertheless."""
         self.total = total
+        self._slack = float(step_tokens)
         self.kept = total // 8
-        """Places that are not for owners who were served more than the middle of the recent ones."""
+        """Places that are not for batch work."""
+        self.most_resting = total // 4
+        """Sequences that may rest at once for requests of other owners: each holds its blocks meanwhile."""
         self._counters = counters
         self._last: deque[Owner] = deque()
         self._recent: Counter[Owner] = Counter()
-        """The owners of the last requests, so that nothing is kept where only one owner asks."""
+        """The owners of the last requests, so that nobody is ahead where only one owner asks."""
 
     def join(self, owner: Owner) -> None:
         """A request of the owner begins to wait."""
@@ -161,9 +174,16 @@ class Places:
             if not self._recent[first]:
                 del self._recent[first]
 
-    def may_take(self, owner: Owner, taken: int) -> bool:
-        """Whether a waiting request of the owner may run beside `taken` others."""
-        free = self.total - taken
-        if owner.batch:
-            return free > self.kept
-        return free > self.kept or (free > 0 and not self._counters.is_ahead(owner, self._recent.keys()))
+    def is_ahead(self, owner: Owner) -> bool:
+        """Whether the owner asks for more than the others that asked lately, and was not served less than the middle of them (as
+        one with a large weight may be): it asked a quarter more often than the mean and two standard deviations of that
+        count, or has more requests than an equal part of the places and was served more. Nobody is ahead where all ask
+        alike."""
+        names = len(self._recent)
+        if names < 2:
+            return False
+        mean = len(self._last) / names
+        asks_more = self._recent[owner] > 1.25 * mean + 2 * sqrt(mean)
+        has_more = self._counters.requests(owner) * names > self.total
+        slack = self._slack if asks_more else -1.0
+        return (asks_more or has_more) and self._counters.is_ahead(owner, self._recent.keys(), slack)

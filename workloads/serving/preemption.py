@@ -98,7 +98,7 @@ class Preemption:
         if grows > self.pool.free:
             return self.victim(head, grows)
         if self.in_batch >= self._max_running:  # `may_take` has left a place, unless batch work has it
-            return max(self.batch_work, key=self.turn)
+            return max(self.batch_work, key=self.turn, default=None)
         return None
 
     def displaces(self, head: Sequence, grows: int) -> bool:

@@ -38,6 +38,7 @@ from functools import partial
 
 from busbar.workloads.serving.blocks import BlockPool
 from busbar.workloads.serving.fairness import CACHED, OUTPUT, PROMPT, Counters, Places
+from busbar.workloads.serving.giving_way import GivingWay
 from busbar.workloads.serving.preemption import Preemption
 from busbar.workloads.serving.prefix import extend_names, name_of_part
 from busbar.workloads.serving.quota import Quotas
@@ -91,7 +92,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.preemption_count = 0
         self.counters = Counters()
-        self.places = Places(limits.max_running, self.counters)
+        self.places = Places(limits.max_running, self.counters, limits.max_batched_tokens)
         self._preemption = Preemption(
             pool,
             self.quotas,
@@ -101,6 +102,7 @@ class Scheduler:
             limits.max_running,
             limits.watermark,
         )
+        self.giving_way = GivingWay(self.places, self.running, self._preemption.turn)
         self.cache_queries = 0
         """Prompt tokens of all that joined first."""
         self.cache_hits = 0
@@ -194,8 +196,10 @@ class Scheduler:
         preempted: list[Sequence] = []
         joined: list[Sequence] = []
         coming: set[bytes] = set()
+        self.giving_way.begin()
         for batch in (False, True):
             budget = self._fill(batch, budget, counts, joined, preempted, coming)
+        self.giving_way.end()
         joined = [s for s in joined if s.state is not State.WAITING]
         chunks = [Chunk(s, s.computed, n) for s, n in counts.items()]
         if not preempted:
@@ -246,11 +250,16 @@ class Scheduler:
         coming: set[bytes],
     ) -> int:
         """Chunks of batch work, or of all else, which goes before it. Returns the budget that is left."""
-        own = [s for s in self.running if s.owner.batch is batch]
+        resting: set[Sequence] = set() if batch else self.giving_way.resting(self.waiting, budget)
+        own = [s for s in self.running if s.owner.batch is batch and s not in resting]
         decoding = [s for s in own if s.missing == 1]
-        catching_up = sorted((s for s in own if s.missing > 1), key=self._preemption.turn)
+        catching_up = sorted(
+            (s for s in own if s.missing > 1), key=partial(self.giving_way.order, budget=budget)
+        )
         for sequence in decoding + catching_up:
-            if sequence.missing > 1 and not self._is_pressed(preempted, batch):
+            if sequence.missing > 1 and not (
+                self.giving_way.ends_soon(sequence, budget) or self._is_pressed(preempted, batch)
+            ):
                 before = self.counters.of(sequence.owner)  # those who are owed more go before it
                 budget -= self._join(batch, counts, budget, joined, preempted, coming, before)
             if sequence.state is not State.RUNNING or budget < 1:
@@ -259,9 +268,12 @@ class Scheduler:
                 self._adopt(sequence)
                 if self._is_coming(sequence, sequence.computed, coming):
                     continue
-            count = min(sequence.missing, budget)
+            count = min(sequence.missing, budget, self.giving_way.most_tokens(sequence))
+            if count < 1 or len(counts) >= self.limits.max_running:
+                continue
             budget += self._make_room(sequence, sequence.computed + count, counts, preempted)
             if sequence.state is State.RUNNING:
+                self.giving_way.gets(sequence)
                 counts[sequence] = count
                 coming.update(self._full_blocks(sequence, count))
                 budget -= count
@@ -425,7 +437,8 @@ class Scheduler:
             turn = min((s for s in able if not full or room.is_owed(s, 1)), key=room.turn, default=None)
             if turn is None or (before is not None and not self.counters.of(turn.owner) < before):
                 break
-            if not self.places.may_take(turn.owner, room.in_batch - (0 if batch else len(room.batch_work))):
+            places = room.in_batch - (0 if batch else len(room.batch_work))
+            if not self.giving_way.may_take(turn.owner, places):
                 break
             head = self._wished(turn, passed)
             found = self._locate(head)
@@ -455,8 +468,11 @@ class Scheduler:
             head.order, turn.order = turn.order, head.order
             self._start(head, found, need)
             joined.append(head)
-            if head.state is State.RUNNING:
-                counts[head] = min(head.missing, budget - taken)
+            if len(counts) >= self.limits.max_running:
+                taken -= self.giving_way.rest(counts)
+            if head.state is State.RUNNING and len(counts) < self.limits.max_running:
+                counts[head] = min(head.missing, budget - taken, self.giving_way.most_tokens(head))
+                self.giving_way.gets(head)
                 coming.update(self._full_blocks(head, counts[head]))
                 taken += counts[head]
         return taken

@@ -48,6 +48,8 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     state: State = State.WAITING
     preemptions: int = 0
+    rested: int = 0
+    """Steps in which it gave way while it ran (`giving_way.py`)."""
     owner: Owner = NOBODY
     salt: bytes = b""
     """Sequences share blocks of equal tokens only where this is equal."""
