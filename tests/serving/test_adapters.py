@@ -172,6 +172,12 @@ def test_an_engine_without_adapters_gives_the_tokens_it_gave(tiny: Family) -> No
     assert [tokens_of(d) for d in found] == [greedy(tiny.model, p, 10) for p in prompts]
 
 
+def product(x: torch.Tensor, a: torch.Tensor, *b: torch.Tensor) -> torch.Tensor:
+    """What an adapter adds to the output of a row."""
+    low = (x @ a).view(3, -1)
+    return torch.cat([part @ each for part, each in zip(low, b, strict=True)])
+
+
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize(
     "slots",
@@ -194,16 +200,19 @@ def test_groups_add_the_product_of_each_rows_adapter(
     factors.a.copy_(torch.randn(factors.a.shape, generator=generator))
     x = torch.randn((len(slots) + 1, 64), generator=generator)
     out = torch.zeros((len(x), sum(factors.widths)))
-    expected = out.clone()
+    expected, size = (torch.zeros(out.shape, dtype=torch.float64) for _ in range(2))
     for row, slot in enumerate(slots):
         if slot is not None:
-            low = (x[row] @ factors.a[slot]).view(3, -1)
-            parts = [part @ b[slot] for part, b in zip(low, factors.b, strict=True) if b is not None]
-            expected[row] = torch.cat(parts)
+            given = [
+                t.double() for t in (x[row], factors.a[slot], *(b[slot] for b in factors.b if b is not None))
+            ]
+            expected[row] = product(*given)
+            size[row] = product(*(t.abs() for t in given))
     groups = group_rows([None if s is None else Place(page, s) for s in [*slots, None]], CPU, together)
     for group in groups:
         group.add(1, "qkv", x, out)
-    torch.testing.assert_close(out, expected)
+    rounding = 16 * torch.finfo(torch.float32).eps * size  # of sums whose terms cancel out, for the most part
+    assert bool(((out - expected).abs() <= rounding).all())
     assert together or all(isinstance(group, Alone) for group in groups)
 
 
