@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from busbar.workloads.serving.blocks import BlockPool
@@ -158,6 +158,12 @@ def replay(engine: Engine, people: list[Asked], work: list[Asked]) -> dict[int, 
     work=st.lists(REQUEST, max_size=8),
     running=st.integers(1, 9),
     most=st.sampled_from([{}, {"a": Quota(0.25, 0.5), "b": Quota(0.5, 1.0)}]),
+)
+@example(
+    people=[(0, 1, 1, "b"), (1, 2, 1, "a"), (1, 1, 1, "b"), (1, 1, 1, "b")],
+    work=[(0, 1, 1, "a")],  # which is not one more owner that asks
+    running=4,
+    most={},
 )
 @settings(max_examples=100, deadline=None)
 def test_nobody_else_is_served_later_because_of_batch_work(

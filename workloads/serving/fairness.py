@@ -165,7 +165,9 @@ class Places:
         """The owners of the last requests, so that nobody is ahead where only one owner asks."""
 
     def join(self, owner: Owner) -> None:
-        """A request of the owner begins to wait."""
+        """A request of the owner begins to wait. Batch work asks for nothing that others have."""
+        if owner.batch:
+            return
         self._last.append(owner)
         self._recent[owner] += 1
         if len(self._last) > 4 * self.total:

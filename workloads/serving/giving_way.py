@@ -96,7 +96,7 @@ class GivingWay:
         if not able:
             return set()
         able.sort(key=lambda s: (s.rested, -s.order))
-        excess = max(0, len(self._running) - self._places.total)
+        excess = max(0, sum(not s.owner.batch for s in self._running) - self._places.total)
         found = able[:excess]
         decoding = [s for s in able[excess:] if s.missing == 1]
         over = self._over(waiting, budget, found) if decoding and self._skipped < MOST_SKIPPED else 0
@@ -116,10 +116,11 @@ class GivingWay:
         return counts.pop(chosen)
 
     def _over(self, waiting: Iterable[Sequence], budget: int, resting: list[Sequence]) -> int:
-        """Tokens of a step that the prompts of owners who are not ahead lack, beside all that decode."""
+        """Tokens of a step that the prompts of owners who are not ahead lack, beside all that decode. Batch work takes none
+        from them."""
         prompts = sum(s.missing for s in (*self._running, *waiting) if self._is_waited_for(s))
-        decoding = sum(s.missing == 1 for s in self._running) - sum(s.missing == 1 for s in resting)
-        return prompts + decoding - budget if prompts else 0
+        decoding = [s for s in self._running if s.missing == 1 and not s.owner.batch and s not in resting]
+        return prompts + len(decoding) - budget if prompts else 0
 
     @property
     def _gives_step(self) -> bool:
