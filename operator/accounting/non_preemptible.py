@@ -108,18 +108,20 @@ class NonPreemptible:
 
     def offer(self, job: Job) -> Job | None:
         """The job with the types and the number of pods that it may begin with; None: it has to wait."""
-        one = {kind: need for kind, need in self._needs(job).items() if need > 0}
+        needs = self._needs(job)
+        one = {kind: need for kind, need in needs.items() if need > 0}
         if not one:
             return job
+        free = needs.keys() - one.keys()  # a pod that asks for no cores takes none of a CPU pool's
         rooms = {kind: self.room(job.tenant, kind) for kind in one}
         most = {kind: int(min((rooms[kind] + EPS) / need, job.max_pods)) for kind, need in one.items()}
         kinds = tuple(kind for kind in sorted(one) if most[kind] >= job.min_pods)
-        if not kinds:
+        if not kinds and not free:
             return None
-        pods = min(job.max_pods, *(most[kind] for kind in kinds))
+        pods = min(job.max_pods, *(most[kind] for kind in kinds)) if kinds else job.max_pods
         self._count(job, {kind: pods * one[kind] for kind in kinds})
         if len(kinds) < len(one):
-            job = replace(job, accelerators=kinds)
+            job = replace(job, accelerators=tuple(sorted({*kinds, *free})))
         return job if pods == job.max_pods else replace(job, max_pods=pods)
 
     def lacking(self, job: Job) -> str:

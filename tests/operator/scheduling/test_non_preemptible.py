@@ -12,7 +12,7 @@ from tests.operator.builders import NOW, SETTINGS, admitted, gated, job, pool, r
 
 from busbar.kube.informer import Key
 from busbar.kube.types import ModelService, Tenant, TrainingJob
-from busbar.operator.accounting.non_preemptible import rate_of
+from busbar.operator.accounting.non_preemptible import NonPreemptible, rate_of
 from busbar.operator.decisions import Decision
 from busbar.operator.metrics import Metrics
 from busbar.operator.queue.controller import Controller, Item
@@ -226,3 +226,20 @@ async def test_a_round_has_those_reconciled_that_it_holds_back_or_lets_go() -> N
     assert not rounds.held_back
     assert await controller.queue.get() == held
     assert reconciled == [held.key], "it was admitted in that round"
+
+
+def test_work_that_asks_for_no_cores_may_go_to_a_cpu_pool_whatever_others_are_guaranteed() -> None:
+    (one,) = build(cluster(asks("h", "hoarder")), NOW).jobs
+    made = build(cluster(), NOW)
+    cpu = made.pools[0]
+    boards = replace(cpu, name="boards", accelerator="A100", resource_name="nvidia.com/gpu")
+    node = replace(
+        made.nodes[0], pool="boards", capacity=replace(made.nodes[0].capacity, accelerators_m=8000)
+    )
+    bound = NonPreemptible()
+    bound.set_limits((cpu, boards), (node,), {"owner": {"A100": 8000}})
+    least = replace(one, per_pod=replace(one.per_pod, cpu_m=0, accelerators_m=1000), accelerators=())
+    offered = bound.offer(least)
+    assert offered is not None
+    assert offered.accelerators == ("cpu",)
+    assert bound.offer(replace(least, accelerators=("A100",))) is None
