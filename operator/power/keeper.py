@@ -22,7 +22,6 @@ from busbar.kube.types.power_domain import PowerDomainStatus
 from busbar.kube.types.reasons import ConditionType
 from busbar.operator.decisions import Decision
 from busbar.operator.errors import Fenced, LaneFull
-from busbar.operator.power.caps import job_caps
 from busbar.operator.power.draw import Draw, Overrun, draw_of, watched
 from busbar.operator.power.energy import EnergyBook
 from busbar.operator.power.gatherer import Gatherer, Source, sources
@@ -35,6 +34,7 @@ from busbar.operator.power.reconcile import Seen, reconcile
 from busbar.operator.power.rings import Series
 from busbar.operator.power.taints import taints
 from busbar.operator.power.view import picture, series_of
+from busbar.operator.power.work import node_work
 from busbar.operator.queue.controller import Controller
 from busbar.operator.settings import Settings
 from busbar.operator.steady_clock import utc_now
@@ -127,8 +127,11 @@ class PowerKeeper:
         try:
             while True:
                 found = self.tick()
-                caps = job_caps(self.membership, self._caches.jobs.items.values())
-                await self.lessor.round(self.membership, self.gatherer.readings, found, caps)
+                caches = self._caches
+                works = node_work(
+                    self.membership, caches.pods.items.values(), caches.jobs.items, caches.services.items
+                )
+                await self.lessor.round(self.membership, self.gatherer.readings, found, works)
                 await asyncio.sleep(TICK_S - self._clock() % TICK_S)
         finally:
             await self.gatherer.close()

@@ -23,7 +23,9 @@ from busbar.operator.power.lines import Line, opened
 from busbar.operator.power.membership import Membership
 from busbar.operator.power.phases import PEAKS_S, fitted
 from busbar.operator.power.readings import HOST, Reading
+from busbar.operator.power.work import PLAIN, NodeWork, WorkKind
 from busbar.scheduler.power import (
+    PRIOR_CURVES,
     ControlSettings,
     Decision,
     Domain,
@@ -103,14 +105,14 @@ def take_round(
     readings: Mapping[str, Reading],
     now_s: float,
     settings: ControlSettings,
-    caps: Mapping[str, float] = MappingProxyType({}),
+    works: Mapping[str, NodeWork] = MappingProxyType({}),
 ) -> Round:
     """One round over all domains.
 
     Args:
-        caps: by node, the part of their nameplates that its boards may draw: the job on them was admitted so.
+        works: by node, what its boards are used for; where it is not said, nothing is known.
     """
-    state = _heard(state, found, readings, now_s, settings)
+    state = _heard(state, found, readings, works, now_s, settings)
     placed = _Placed.of(found, readings, state)
     state = _forgetting(state, {name for name in state.counted if name not in placed.leaf})
     homes = {
@@ -126,7 +128,9 @@ def take_round(
         return _released(after, found, readings, None, limiting, now_s, settings)
     tree = placed.tree(found)
     nodes = {
-        name: node_power(readings[name], found.host_w[leaf], state.lines[name].is_full)
+        name: node_power(
+            readings[name], found.host_w[leaf], state.lines[name].is_full, works.get(name, PLAIN)
+        )
         for name, leaf in placed.leaf.items()
     }
     telemetry = {
@@ -136,12 +140,12 @@ def take_round(
             state.lines[name],
             state.wants[name],
             state.draws.get(name, ()),
-            caps.get(name, 1.0),
+            works.get(name, PLAIN),
         )
         for name in placed.leaf
     }
-    decision = control(tree, nodes, telemetry, {}, now_s, state.memory, settings)
-    lines, messages = _sent(state.lines, decision, readings, nodes, caps, settings)
+    decision = control(tree, nodes, telemetry, PRIOR_CURVES, now_s, state.memory, settings)
+    lines, messages = _sent(state.lines, decision, readings, nodes, works, settings)
     counted = {
         report.node: (_up(report.domain, found), report.counted_w)
         for report in decision.nodes
@@ -161,7 +165,7 @@ def _sent(
     decision: Decision,
     readings: Mapping[str, Reading],
     nodes: Mapping[str, NodePower],
-    caps: Mapping[str, float],
+    works: Mapping[str, NodeWork],
     settings: ControlSettings,
 ) -> tuple[dict[str, Line], list[LeaseMessage]]:
     """The leases as messages, and the lines with them under way."""
@@ -180,13 +184,15 @@ def _sent(
                 clock_s=reading.clock_s,
                 ttl_s=settings.ttl_s,
                 burst_j=lease.burst_s * lease.watts,
-                board_part=caps.get(lease.node, 1.0),
+                board_part=works.get(lease.node, PLAIN).board_part,
             )
         )
     return lines, messages
 
 
-def node_power(reading: Reading, host_w: float | None, unreachable: bool = False) -> NodePower:
+def node_power(
+    reading: Reading, host_w: float | None, unreachable: bool = False, work: NodeWork = PLAIN
+) -> NodePower:
     """What the controller knows of the node; boards that refuse limits count with the host.
 
     Args:
@@ -203,7 +209,9 @@ def node_power(reading: Reading, host_w: float | None, unreachable: bool = False
         boards=count,
         board_min_w=sum(board.floor_w for board in obeying) / count if count else 0.0,
         board_max_w=sum(board.nameplate_w for board in obeying) / count if count else 0.0,
+        weight=work.weight,
         controllable=reading.limits is not None and count > 0 and not unreachable,
+        first_token=work.first_token,
     )
 
 
@@ -272,7 +280,12 @@ class _Placed:
 
 
 def _heard(
-    state: State, found: Membership, readings: Mapping[str, Reading], now_s: float, settings: ControlSettings
+    state: State,
+    found: Membership,
+    readings: Mapping[str, Reading],
+    works: Mapping[str, NodeWork],
+    now_s: float,
+    settings: ControlSettings,
 ) -> State:
     """The state after the readings: lines, wants, and nodes that have left their feeds."""
     lines, wants, uncertain = {}, {}, set()
@@ -295,16 +308,20 @@ def _heard(
             gone[name] = Gone(feeds, watts, ends_s)
     memory = _without(state.memory, uncertain)
     return replace(
-        state, memory=memory, lines=lines, wants=wants, draws=_draws(state, found, readings), gone=gone
+        state, memory=memory, lines=lines, wants=wants, draws=_draws(state, found, readings, works), gone=gone
     )
 
 
-def _draws(state: State, found: Membership, readings: Mapping[str, Reading]) -> dict[str, tuple[float, ...]]:
+def _draws(
+    state: State, found: Membership, readings: Mapping[str, Reading], works: Mapping[str, NodeWork]
+) -> dict[str, tuple[float, ...]]:
     """What is needed to see peaks, with what has been heard since the last round."""
     draws = {}
     for name, reading in readings.items():
         obeying = [board for board in reading.boards.values() if not board.refuses]
-        if not obeying or not found.lets_bursts_pass(name):
+        kind = works.get(name, PLAIN).kind
+        wanted_here = found.lets_bursts_pass(name) or (kind is WorkKind.SERVING and found.is_limited(name))
+        if not obeying or not wanted_here:
             continue
         before = state.draws.get(name, ())
         known = state.memory.nodes.get(name)
@@ -350,7 +367,7 @@ def _telemetry(
     line: Line,
     wants: Mapping[str, BoardWant],
     draws: Sequence[float],
-    cap: float,
+    work: NodeWork,
 ) -> NodeTelemetry:
     """The reading in the controller's words. Boards under a cap want no more than that, and still count with their
     nameplates wherever nothing is known to hold them."""
@@ -366,8 +383,8 @@ def _telemetry(
     spread_w = 0.0
     if obeying:
         want_w = sum(max(wants[uuid].watts, board.floor_w) for uuid, board in obeying.items()) / len(obeying)
-        want_w = min(want_w, max(cap * node.board_max_w, node.board_min_w))
-        phases, spread_w = fitted(draws, want_w, node)
+        want_w = min(want_w, max(work.board_part * node.board_max_w, node.board_min_w))
+        phases, spread_w = fitted(draws, want_w, node, work.kind)
     return NodeTelemetry(
         node=reading.node,
         at_s=reading.at_s,

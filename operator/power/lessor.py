@@ -21,6 +21,7 @@ from busbar.operator.power.leasing import FeedLeases, State, new_leader, take_ro
 from busbar.operator.power.membership import Membership
 from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.power.readings import Reading
+from busbar.operator.power.work import NodeWork
 from busbar.operator.settings import Settings
 from busbar.scheduler.power import ControlSettings
 
@@ -84,19 +85,19 @@ class Lessor:
         found: Membership,
         readings: Mapping[str, Reading],
         sources: Iterable[Source],
-        caps: Mapping[str, float] = MappingProxyType({}),
+        works: Mapping[str, NodeWork] = MappingProxyType({}),
     ) -> None:
         """Decides in a thread, and begins to send.
 
         Args:
-            caps: see `take_round`.
+            works: see `take_round`.
         """
         if self.left_s() <= 0:
             return
         state = self._state or new_leader(self._clock())
         self._state = state
         made = await asyncio.to_thread(
-            take_round, state, found, dict(readings), self._clock(), self._control, caps
+            take_round, state, found, dict(readings), self._clock(), self._control, works
         )
         self._state, self.feeds = made.state, made.feeds
         self._count_actuation(readings)

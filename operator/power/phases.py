@@ -2,7 +2,8 @@
 
 A board that serves reads prompts at a high draw, for moments, and decodes at a low one; a board that trains draws one
 level, and what changes there lasts. So a draw with a high and a low level of which the high one never lasts long is taken
-for prompts and decoding; every other one for steady work that wants what it drew at most lately.
+for prompts and decoding, unless the board is known to train; every other one for steady work that wants what it drew at
+most lately. Steady serving counts as prompts, which feel a limit most.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
+from busbar.operator.power.work import WorkKind
 from busbar.scheduler.power import NodePower, Phase, PhaseLoad
 
 PEAKS_S = 60
@@ -23,15 +25,18 @@ LONGEST = 5
 """Seconds on the high level in one go; what lasts longer is no peak."""
 
 
-def fitted(draws: Sequence[float], want_w: float, node: NodePower) -> tuple[tuple[PhaseLoad, ...], float]:
+def fitted(
+    draws: Sequence[float], want_w: float, node: NodePower, kind: WorkKind = WorkKind.UNKNOWN
+) -> tuple[tuple[PhaseLoad, ...], float]:
     """Phases, and the standard deviation of the node's draw where it has peaks.
 
     Args:
         draws: means of one second of one board, oldest first.
         want_w: what a board has wanted at most.
+        kind: what the node's boards are used for, by their holders.
     """
-    steady = (PhaseLoad(Phase.TRAINING, 1.0, want_w),)
-    if len(draws) < LEAST:
+    steady = (PhaseLoad(Phase.PREFILL if kind is WorkKind.SERVING else Phase.TRAINING, 1.0, want_w),)
+    if len(draws) < LEAST or kind is WorkKind.TRAINING:
         return steady, 0.0
     low_w, high_w = sorted(draws)[len(draws) // 10], max(draws)
     if high_w - low_w < APART * node.board_max_w:

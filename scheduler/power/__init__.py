@@ -10,9 +10,10 @@ from .decision import ControlSettings, Decision, DomainReport, Memory, NodeRepor
 from .domains import Domain, DomainFault, DomainTree, PowerPolicy, domain_tree
 from .leases import HeldLease, Lease, LeaseReason, accepted, allowed_w
 from .relief import NodeLeast, Relief, Stop, Tier, Work, relieve
-from .telemetry import CapCurve, NodePower, NodeTelemetry, Phase, PhaseLoad
+from .telemetry import PRIOR_CURVES, CapCurve, NodePower, NodeTelemetry, Phase, PhaseLoad
 
 __all__ = [
+    "PRIOR_CURVES",
     "CapCurve",
     "ControlSettings",
     "Decision",

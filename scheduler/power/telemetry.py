@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from ..errors import PowerError
 
@@ -149,4 +150,30 @@ class CapCurve:
 UNKNOWN_CURVE = CapCurve(tuple((f / 100, 100 / f) for f in (10, 15, 20, 30, 40, 50, 60, 70, 80, 90, 100)))
 """A phase of which nothing is known: half the watts, half the speed."""
 
+COMPUTE_CURVE = CapCurve(
+    (
+        (0.25, 3.4),
+        (0.40, 1.8),
+        (0.51, 1.38),
+        (0.59, 1.17),
+        (0.68, 1.11),
+        (0.78, 1.06),
+        (0.87, 1.04),
+        (0.94, 1.01),
+        (1.0, 1.0),
+    )
+)
+"""Medians over the training jobs that Zeus measured on V100s under power limits (NSDI 2023, its published traces); below
+0.51, nothing was measured there, and the curve goes on steeper."""
+
 Curves = Mapping[Phase, CapCurve]
+
+PRIOR_CURVES: Curves = MappingProxyType(
+    {
+        Phase.PREFILL: COMPUTE_CURVE,
+        Phase.TRAINING: COMPUTE_CURVE,
+        Phase.DECODE: COMPUTE_CURVE.softened(0.5),
+    }
+)
+"""What limits cost while nobody has measured it on the boards at hand. Decode waits for memory; that it feels half of what
+the others feel is an assumption."""

@@ -8,14 +8,14 @@ server and a heap of the clock's values at which sequences end are enough to fol
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..power.telemetry import CapCurve
+from ..power.telemetry import COMPUTE_CURVE, CapCurve
 from .power_load import Requests
 
 Floats = NDArray[np.float64]
@@ -46,21 +46,7 @@ class ServerModel:
     prefill_tokens_per_s: float = 7000.0
     decode_step_s: float = 0.045
     decode_step_per_sequence_s: float = 0.00037
-    compute: CapCurve = field(
-        default=CapCurve(
-            (
-                (0.25, 3.4),
-                (0.40, 1.8),
-                (0.51, 1.38),
-                (0.59, 1.17),
-                (0.68, 1.11),
-                (0.78, 1.06),
-                (0.87, 1.04),
-                (0.94, 1.01),
-                (1.0, 1.0),
-            )
-        )
-    )
+    compute: CapCurve = COMPUTE_CURVE
     """Prefill and training. Decode has half of the excess: it waits for memory."""
 
     @property

@@ -13,6 +13,7 @@ from busbar.operator.power.leasing import Round, new_leader, node_power, take_ro
 from busbar.operator.power.lessor import control_settings
 from busbar.operator.power.membership import membership
 from busbar.operator.power.readings import Metered, Reading, read
+from busbar.operator.power.work import NodeWork, WorkKind
 from busbar.operator.settings import Settings
 
 CONTROL = control_settings(Settings())
@@ -137,7 +138,8 @@ def test_the_cap_of_a_job_goes_with_the_lease_and_its_boards_want_no_more() -> N
             limits = LimitsReport(state=state_, sequence=sequence)
             readings[name] = replace(reading, meters=meters, limits=limits)
         tight = [domain("rack", 1000.0, None, "Lease", 200.0, rack="a")]
-        made = take_round(state, membership(tight, NODES), readings, second + 0.5, CONTROL, caps)
+        works = {name: NodeWork(board_part=part) for name, part in caps.items()}
+        made = take_round(state, membership(tight, NODES), readings, second + 0.5, CONTROL, works)
         state = made.state
         for message in made.messages:
             told[message.node], leased[message.node] = message.sequence, message.watts or 0.0
@@ -150,7 +152,7 @@ def test_the_cap_of_a_job_goes_with_the_lease_and_its_boards_want_no_more() -> N
 
 
 def test_of_two_nodes_with_the_same_peaks_the_one_whose_bucket_is_empty_gets_more() -> None:
-    found = membership([domain("rack", 760.0, None, "LeaseWithBurst", 200.0, rack="a")], NODES)
+    found = membership([domain("rack", 720.0, None, "LeaseWithBurst", 200.0, rack="a")], NODES)
     state, held = new_leader(0.0), {f"n{i}": (0, 0.0, 0.0) for i in range(2)}
     for second in range(1, 61):
         readings = {}
@@ -171,4 +173,39 @@ def test_of_two_nodes_with_the_same_peaks_the_one_whose_bucket_is_empty_gets_mor
             held[message.node] = (message.sequence, message.watts or 0.0, message.burst_j)
     assert held["n0"][2] > 0, "peaks were seen"
     assert held["n0"][1] > held["n1"][1] + 10.0
-    assert held["n0"][1] + held["n1"][1] <= 0.99 * 760.0
+    assert held["n0"][1] + held["n1"][1] <= 0.99 * 720.0
+
+
+def shared(works: dict[str, NodeWork]) -> dict[str, float]:
+    """Leases after a minute on a feed for 1,000 W: n0 peaks at 400 W for a second of three, n1 draws what it may."""
+    found = membership([domain("rack", 1000.0, None, "Lease", 200.0, rack="a")], NODES)
+    state, told, leased = new_leader(0.0), {"n0": 0, "n1": 0}, {"n0": 300.0, "n1": 300.0}
+    for second in range(1, 61):
+        readings = {}
+        for name, sequence in told.items():
+            limit_w = leased[name] - 200.0
+            watts = limit_w if name == "n1" or second % 3 == 0 else 150.0
+            reading = standing(name, float(second), sequence, a=(min(watts, limit_w), 0.0))
+            meters = {"a": replace(reading.meters["a"], limit_w=limit_w)}
+            held = LeaseState.LEASED if sequence else LeaseState.STANDING
+            readings[name] = replace(
+                reading, meters=meters, limits=LimitsReport(state=held, sequence=sequence)
+            )
+        made = take_round(state, found, readings, second + 0.1, CONTROL, works)
+        state = made.state
+        for message in made.messages:
+            told[message.node], leased[message.node] = message.sequence, message.watts or 0.0
+    assert sum(leased.values()) <= 990.0
+    return leased
+
+
+def test_who_serves_first_gets_watts_before_who_trains() -> None:
+    plain = shared({})
+    assert plain["n0"] == pytest.approx(plain["n1"], abs=30.0), "nothing is known of either"
+    training = NodeWork(kind=WorkKind.TRAINING)
+    serving = NodeWork(weight=4.0, first_token=1.0, kind=WorkKind.SERVING)
+    known = shared({"n0": serving, "n1": training})
+    assert known["n0"] > known["n1"] + 100.0
+    assert known["n0"] > plain["n0"] + 50.0
+    low = shared({"n0": replace(serving, weight=0.25, first_token=0.0), "n1": replace(training, weight=4.0)})
+    assert low["n1"] > low["n0"] + 100.0

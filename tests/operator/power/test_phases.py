@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from busbar.operator.power.phases import fitted
+from busbar.operator.power.work import WorkKind
 from busbar.scheduler.power import NodePower, Phase
 
 NODE = NodePower("n", 500.0, 4, 100.0, 400.0)
 
 
-def _phases(*draws: float) -> dict[Phase, tuple[float, float, float]]:
-    found, _ = fitted(draws, 380.0, NODE)
+def _phases(*draws: float, kind: WorkKind = WorkKind.UNKNOWN) -> dict[Phase, tuple[float, float, float]]:
+    found, _ = fitted(draws, 380.0, NODE, kind)
     return {load.phase: (load.share, load.board_w, load.stretch_s) for load in found}
 
 
@@ -26,3 +27,10 @@ def test_steady_work_a_return_from_a_pause_and_too_little_are_training() -> None
     assert _phases(*[60.0] * 20, *[390.0] * 20) == steady
     assert _phases(150.0, 350.0) == steady
     assert _phases() == steady
+
+
+def test_what_is_known_of_the_work_goes_before_the_draw() -> None:
+    peaks = [150.0, 150.0, 350.0, 360.0] * 10
+    assert _phases(*peaks, kind=WorkKind.TRAINING) == {Phase.TRAINING: (1.0, 380.0, 0.0)}
+    assert set(_phases(*peaks, kind=WorkKind.SERVING)) == {Phase.PREFILL, Phase.DECODE}
+    assert _phases(*[350.0] * 40, kind=WorkKind.SERVING) == {Phase.PREFILL: (1.0, 380.0, 0.0)}

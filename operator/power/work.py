@@ -1,0 +1,128 @@
+"""What the boards of each node are used for, and what a second lost there counts beside a second lost elsewhere. Pure.
+
+The pods say it: the kubelet gives a board to one pod only, and a pod is of a job or of a replica that have a priority.
+What is not known (boards of foreign pods, nodes whose boards nobody holds) weighs as a plain job does.
+
+A job under a power cap has its nodes to itself (the scheduler places it nowhere else), so its cap holds for all boards
+of the node. It is told to the node's agent with the lease, and holds until the job's admission ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from busbar.kube.informer import Key
+from busbar.kube.types import ModelService, TrainingJob
+from busbar.kube.types.training_job import TERMINAL_PHASES
+from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING
+from busbar.operator.power.membership import Membership
+from busbar.operator.watch.projections import Pod
+
+PLAIN_PRIORITY = 100
+"""Weighs 1: what jobs have unless they say otherwise. Twice the priority is twice the weight."""
+LEAST_WEIGHT, MOST_WEIGHT = 0.25, 4.0
+"""However low and however high a priority is: nobody's work is brought to a halt for another's few per cent."""
+
+
+class WorkKind(StrEnum):
+    """What the holders of a node's boards do."""
+
+    UNKNOWN = "unknown"
+    """Nobody holds boards, or not all holders do the same, or a pod does that is not ours."""
+    TRAINING = "training"
+    SERVING = "serving"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWork:
+    """Of one node."""
+
+    board_part: float = 1.0
+    """Of their nameplates, what its boards may draw: the job on them was admitted so."""
+    weight: float = 1.0
+    """By the priorities of the boards' holders, in the mean of the boards that are held."""
+    first_token: float = 0.0
+    """The part of the held boards whose services have a target for first tokens."""
+    kind: WorkKind = WorkKind.UNKNOWN
+
+
+PLAIN = NodeWork()
+
+
+def weight_of(priority: int) -> float:
+    return min(max(priority / PLAIN_PRIORITY, LEAST_WEIGHT), MOST_WEIGHT)
+
+
+@dataclass(slots=True)
+class _Held:
+    """The boards of one node that pods hold."""
+
+    boards: int = 0
+    weighted: float = 0.0
+    timed: int = 0
+    kinds: set[WorkKind] | None = None
+
+
+def node_work(
+    found: Membership,
+    pods: Iterable[Pod],
+    jobs: Mapping[Key, TrainingJob],
+    services: Mapping[Key, ModelService],
+) -> dict[str, NodeWork]:
+    """By node that a policy limits; nodes of which nothing is known are left out (`PLAIN`)."""
+    if not found.limited:
+        return {}
+    held: dict[str, _Held] = {}
+    for pod in pods:
+        boards = sum(count for _, count in pod.requests.devices)
+        if boards and pod.node and not pod.ended and found.is_limited(pod.node):
+            kind, priority, timed = _holder(pod, jobs, services)
+            on = held.setdefault(pod.node, _Held(kinds=set()))
+            on.boards += boards
+            on.weighted += boards * weight_of(priority)
+            on.timed += boards * timed
+            assert on.kinds is not None
+            on.kinds.add(kind)
+    works = {
+        name: NodeWork(
+            weight=on.weighted / on.boards,
+            first_token=on.timed / on.boards,
+            kind=next(iter(on.kinds)) if on.kinds and len(on.kinds) == 1 else WorkKind.UNKNOWN,
+        )
+        for name, on in held.items()
+    }
+    for name, part in _caps(found, jobs.values()).items():
+        works[name] = replace(works.get(name, PLAIN), board_part=part)
+    return works
+
+
+def _holder(
+    pod: Pod, jobs: Mapping[Key, TrainingJob], services: Mapping[Key, ModelService]
+) -> tuple[WorkKind, int, bool]:
+    """What the pod does, its priority, and whether it has a target for first tokens."""
+    key = Key(pod.key.namespace, pod.job)
+    if pod.kind == KIND_TRAINING and (job := jobs.get(key)) is not None:
+        return WorkKind.TRAINING, job.spec.priority, False
+    if pod.kind == KIND_SERVICE and (service := services.get(key)) is not None:
+        slo = service.spec.slo
+        timed = slo is not None and slo.ttft_milliseconds is not None
+        return WorkKind.SERVING, service.spec.priority, timed
+    return WorkKind.UNKNOWN, PLAIN_PRIORITY, False
+
+
+def _caps(found: Membership, jobs: Iterable[TrainingJob]) -> dict[str, float]:
+    """By node, the part of their nameplates that its boards may draw."""
+    caps: dict[str, float] = {}
+    for job in jobs:
+        status = job.status
+        admission = status.admission if status is not None else None
+        if status is None or admission is None or admission.power_cap_percent is None:
+            continue
+        if status.phase in TERMINAL_PHASES:
+            continue
+        for node in admission.nodes:
+            if found.is_limited(node):
+                caps[node] = min(caps.get(node, 1.0), admission.power_cap_percent / 100)
+    return caps
