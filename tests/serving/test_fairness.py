@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from busbar.scheduler.fit.online import TRUSTED_STEPS, OnlineStepModel
@@ -16,6 +16,7 @@ from busbar.workloads.serving.giving_way import MOST_SKIPPED, PROMPT_PART, Givin
 from busbar.workloads.serving.prefix import extend_names, salt_of
 from busbar.workloads.serving.scheduler import Scheduler, StepLimits
 from busbar.workloads.serving.sequence import Sequence, State, Step
+from busbar.workloads.serving.under_way import PATIENCE, UnderWay
 
 SIZE = 4
 
@@ -109,6 +110,9 @@ def test_shared_blocks_hold_what_each_sequence_would_have_computed(
     ),
     delays=st.lists(st.integers(0, 6), min_size=12, max_size=12),
 )
+@example(
+    1, [(0, [3], "x"), (0, [3], "y")], [0] * 12
+)  # in steps of one token, two owners take turns within a block
 def test_equal_beginnings_are_computed_once_whoever_asks_and_whenever(
     budget: int, ends: list[tuple[int, list[int], str]], delays: list[int]
 ) -> None:
@@ -149,8 +153,9 @@ def test_equal_prompts_that_come_together_wait_a_step_for_one_of_them() -> None:
     ]
 
 
-def test_two_keys_that_take_turns_at_one_prompt_share_the_work() -> None:
-    scheduler = make(budget=8)
+@pytest.mark.parametrize("budget", [1, 3, 8])
+def test_two_keys_that_take_turns_at_one_prompt_share_the_work(budget: int) -> None:
+    scheduler = make(budget=budget)
     memory = Memory(scheduler)
     both = [sequence(order, [*range(60), order], 1, key=f"k{order}") for order in range(2)]
     for each in both:
@@ -161,6 +166,42 @@ def test_two_keys_that_take_turns_at_one_prompt_share_the_work() -> None:
     assert computed == 60 + 2
     assert sum(each.cached for each in both) == 60
     assert min(each.cached for each in both) > 0
+
+
+def within_a_block(order: int, computed: int, stepped: int = 0, batch: bool = False) -> Sequence:
+    """Of a prompt of two blocks and a half, so many tokens are computed."""
+    made = Sequence(
+        order, [7] * 10, 12, owner=Owner("", "k", batch=batch), computed=computed, stepped=stepped
+    )
+    made.names, made.state = [b"first", b"second"], State.RUNNING
+    return made
+
+
+def test_of_those_within_one_block_the_furthest_goes_on_and_nobody_waits_for_whom_nothing_is_computed() -> (
+    None
+):
+    ahead, behind, third = within_a_block(1, 3), within_a_block(0, 1), within_a_block(2, 0)
+    under_way = UnderWay(SIZE, on=True)
+    under_way.begin([behind, ahead])
+    assert [under_way.has(b"first", each) for each in (ahead, behind, third)] == [False, True, True]
+    assert not under_way.has(b"second", third)
+    for _ in range(PATIENCE - 1):
+        under_way.begin([ahead])
+    assert under_way.has(b"first", third)
+    under_way.begin([ahead])
+    assert not under_way.has(b"first", third), "it had no token for long"
+    under_way.gets(ahead, 1)
+    under_way.begin([ahead])
+    assert under_way.has(b"first", third)
+    ahead.state = State.WAITING
+    assert not under_way.has(b"first", third), "it was preempted in this step"
+
+
+def test_only_batch_work_waits_for_batch_work() -> None:
+    under_way = UnderWay(SIZE, on=True)
+    under_way.begin([within_a_block(0, 3, batch=True)])
+    assert under_way.has(b"first", within_a_block(1, 0, batch=True))
+    assert not under_way.has(b"first", within_a_block(1, 0))
 
 
 def test_a_prompt_that_begins_alike_computes_only_its_own_end() -> None:

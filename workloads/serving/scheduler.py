@@ -10,9 +10,8 @@ There is no prefill phase (Dynamic SplitFuse, DeepSpeed-FastGen, arXiv 2401.0867
        of its waiting requests with the smallest `priority`
 
 A sequence that joins finds the full blocks of its beginning that are in the cache (`prefix.py`); its last
-token is always computed. While it catches up it looks again before each chunk, and a step does not compute
-the same block twice: of those with equal beginnings one computes, the others wait a step and share its
-blocks. A sequence reserves the blocks of its whole prompt, so only decoding asks for more. When
+token is always computed. While it catches up it looks again before each chunk, and no block is computed
+twice: of those with equal beginnings one computes, the others wait and share its blocks (`under_way.py`). A sequence reserves the blocks of its whole prompt, so only decoding asks for more. When
 the pool is dry, of all running sequences but the oldest the newest of the owner with the largest counter is
 preempted: its blocks go back, its tokens stay, and it waits to be recomputed. A sequence that could not fit
 alone is refused by `add`; so the oldest always finishes.
@@ -43,10 +42,11 @@ from busbar.workloads.serving.preemption import Preemption
 from busbar.workloads.serving.prefix import extend_names, name_of_part
 from busbar.workloads.serving.quota import Quotas
 from busbar.workloads.serving.sequence import Chunk, Sequence, State, Step
+from busbar.workloads.serving.under_way import UnderWay
 
 NO_GUESSES: Mapping[Sequence, Tokens[int]] = {}
 MOST_PASSED = 32
-"""Waiting sequences that are passed over at most, because the step computes already what they begin with."""
+"""Waiting sequences that are passed over at most, because somebody computes already what they begin with."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class Scheduler:
             limits.max_running,
             limits.watermark,
         )
+        self._under_way = UnderWay(limits.block_tokens, limits.prefix_cache)
         self.giving_way = GivingWay(self.places, self.running, self._preemption.turn)
         self.cache_queries = 0
         """Prompt tokens of all that joined first."""
@@ -195,10 +196,10 @@ class Scheduler:
         counts: dict[Sequence, int] = {}
         preempted: list[Sequence] = []
         joined: list[Sequence] = []
-        coming: set[bytes] = set()
+        self._under_way.begin(self.running)
         self.giving_way.begin()
         for batch in (False, True):
-            budget = self._fill(batch, budget, counts, joined, preempted, coming)
+            budget = self._fill(batch, budget, counts, joined, preempted)
         self.giving_way.end()
         joined = [s for s in joined if s.state is not State.WAITING]
         chunks = [Chunk(s, s.computed, n) for s, n in counts.items()]
@@ -247,7 +248,6 @@ class Scheduler:
         counts: dict[Sequence, int],
         joined: list[Sequence],
         preempted: list[Sequence],
-        coming: set[bytes],
     ) -> int:
         """Chunks of batch work, or of all else, which goes before it. Returns the budget that is left."""
         resting: set[Sequence] = set() if batch else self.giving_way.resting(self.waiting, budget)
@@ -261,12 +261,12 @@ class Scheduler:
                 self.giving_way.ends_soon(sequence, budget) or self._is_pressed(preempted, batch)
             ):
                 before = self.counters.of(sequence.owner)  # those who are owed more go before it
-                budget -= self._join(batch, counts, budget, joined, preempted, coming, before)
+                budget -= self._join(batch, counts, budget, joined, preempted, before)
             if sequence.state is not State.RUNNING or budget < 1:
                 continue  # preempted a moment ago for an older one, or the step is full
             if sequence.missing > 1:
                 self._adopt(sequence)
-                if self._is_coming(sequence, sequence.computed, coming):
+                if self._is_under_way(sequence, sequence.computed):
                     continue
             count = min(sequence.missing, budget, self.giving_way.most_tokens(sequence))
             if count < 1 or len(counts) >= self.limits.max_running:
@@ -275,10 +275,10 @@ class Scheduler:
             if sequence.state is State.RUNNING:
                 self.giving_way.gets(sequence)
                 counts[sequence] = count
-                coming.update(self._full_blocks(sequence, count))
+                self._under_way.gets(sequence, count)
                 budget -= count
         if not self._is_pressed(preempted, batch):
-            budget -= self._join(batch, counts, budget, joined, preempted, coming)
+            budget -= self._join(batch, counts, budget, joined, preempted)
         return budget
 
     @staticmethod
@@ -372,17 +372,10 @@ class Scheduler:
         before, sequence.computed, sequence.named = sequence.computed, end * self.limits.block_tokens, end
         self._count_cached(sequence, before)
 
-    def _full_blocks(self, sequence: Sequence, count: int) -> list[bytes]:
-        """Names of the full blocks to which the next `count` tokens of a prompt belong."""
-        if count == 1 or not self.limits.prefix_cache:
-            return []
-        size = self.limits.block_tokens
-        return sequence.names[sequence.computed // size : -(-(sequence.computed + count) // size)]
-
-    def _is_coming(self, sequence: Sequence, computed: int, coming: set[bytes]) -> bool:
-        """Whether this step computes the sequence's next block already."""
-        first = computed // self.limits.block_tokens
-        return bool(coming) and not coming.isdisjoint(self._lookup(sequence, first)[:1])
+    def _is_under_way(self, sequence: Sequence, computed: int) -> bool:
+        """Whether somebody computes the block behind so many tokens of the sequence already."""
+        wanted = self._lookup(sequence, computed // self.limits.block_tokens)[:1]
+        return bool(wanted) and self._under_way.has(wanted[0], sequence)
 
     def _stop(self, sequence: Sequence) -> None:
         """It runs, or fetches, no longer."""
@@ -416,7 +409,6 @@ class Scheduler:
         budget: int,
         joined: list[Sequence],
         preempted: list[Sequence],
-        coming: set[bytes],
         before: tuple[float, float] | None = None,
     ) -> int:
         """Lets waiting sequences of batch work in, or all others, only those with a counter under `before`; the budget
@@ -442,7 +434,7 @@ class Scheduler:
                 break
             head = self._wished(turn, passed)
             found = self._locate(head)
-            if self._is_coming(head, found.full * self.limits.block_tokens, coming):
+            if self._is_under_way(head, found.full * self.limits.block_tokens):
                 passed.add(head)
                 continue
             need = self._blocks_for(len(head.tokens)) - len(found.here)
@@ -473,7 +465,7 @@ class Scheduler:
             if head.state is State.RUNNING and len(counts) < self.limits.max_running:
                 counts[head] = min(head.missing, budget - taken, self.giving_way.most_tokens(head))
                 self.giving_way.gets(head)
-                coming.update(self._full_blocks(head, counts[head]))
+                self._under_way.gets(head, counts[head])
                 taken += counts[head]
         return taken
 

@@ -50,6 +50,8 @@ class Sequence:
     preemptions: int = 0
     rested: int = 0
     """Steps in which it gave way while it ran (`giving_way.py`)."""
+    stepped: int = 0
+    """Number of the last step that computes something of it (`under_way.py`)."""
     owner: Owner = NOBODY
     salt: bytes = b""
     """Sequences share blocks of equal tokens only where this is equal."""
