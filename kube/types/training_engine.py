@@ -178,21 +178,22 @@ class DataSource(SpecModel):
     )
 
     uri: DataUri = Field(
-        description="builtin://python-stdlib, or a file or folder of text or JSONL: pvc://claim/path. Each line of a "
-        "JSONL file is an object with a text, a prompt and its completion, or the messages of a conversation."
+        description="builtin://python-stdlib, or a file or folder of text, JSONL or Parquet, or one that datasets saved: "
+        "pvc://claim/path. Each line of a JSONL file, and each row of a table, has a text, a prompt and its completion, or "
+        "the messages of a conversation."
     )
     format: DataFormat | None = Field(
         default=None,
-        description="text or jsonl for every file; default by each file's ending (.jsonl, .ndjson, and .json with an "
-        "object per line).",
+        description="text or jsonl for every file, none of which is a table then; default by each file's ending (.jsonl, "
+        ".ndjson, and .json with an object per line; .parquet and .pq).",
     )
     fields: DataFields | None = Field(
         default=None,
-        description="Names of the fields of a JSONL row; default text, or prompt and completion, or messages.",
+        description="Names of the fields of a row; default text, or prompt and completion, or messages.",
     )
     on_bad_row: BadRow = Field(
         default=BadRow.FAIL,
-        description="fail ends the run at a row that is not JSON or lacks its fields; skip leaves it out and counts it.",
+        description="fail ends the run at a row that is not JSON, or lacks its fields; skip leaves it out and counts it.",
     )
     holdout_fraction: Annotated[float, Field(ge=0, le=0.5)] = Field(
         default=0.05,

@@ -178,7 +178,7 @@ def test_the_host_needs_what_its_hungriest_phase_needs() -> None:
         == evaluating.phases["evaluation"]
         == evaluating.phases["step"] + EVALUATION_BYTES
     )
-    gpu = make_plan(replace(DEMAND, dtype="bfloat16"), MemoryLimits(None, 80 * MIB, False), "resident")
+    gpu = make_plan(replace(DEMAND, dtype="bfloat16"), MemoryLimits(None, 112 * MIB, False), "resident")
     assert gpu.phases["export"] == gpu.phases["step"] + 2 * DEMAND.parameters
     model = billions(20)
     large = make_plan(model, MemoryLimits(None, 60 * 2**30, False), "resident")

@@ -300,12 +300,6 @@ def test_the_format_wins_over_the_files_ending(tmp_path: Path) -> None:
     assert len(digests) == 3
 
 
-def test_parquet_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(InvalidJob, match=r"a\.parquet is Parquet, which is not read; convert it to JSONL"):
-        open_corpus("pvc://text", tmp_path, 0.0)
-
-
 def test_skipped_rows_are_counted_in_the_status_also_by_a_run_that_reads_its_cache(tmp_path: Path) -> None:
     rows = [*answers(200), "{torn", *answers(100), "[]"]
     write_rows(tmp_path / "text/a.jsonl", rows)

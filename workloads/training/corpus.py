@@ -2,8 +2,9 @@
 
 `builtin://python-stdlib` is the source of the running Python's standard library: real text that every machine
 has. A claim's file or folder is read as it is: every file that is text (no NUL byte), hidden ones left out. In
-`.jsonl` and `.ndjson` files each line is a row (see `rows`). A file is held out by a hash
-of its name, so that adding files never moves others between the two sides; of a single file the end is held out.
+`.jsonl` and `.ndjson` files each line is a row (see `rows`), and so is each row of Parquet files and of folders that
+`datasets` saved (see `tables`, `saved_datasets`). A file is held out by a hash of its name, so that adding files never
+moves others between the two sides; of a single file the end is held out.
 
 Files are read in pieces of bounded size: neither a huge file nor a huge line has to fit into memory.
 """
@@ -16,14 +17,15 @@ import os
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.rows import BadRow, Piece, Row, RowReader, text_row
+from busbar.workloads.training.tables import FIELD, Table
 from busbar.workloads.training.text_files import (
     EMPTY,
-    FIELD,
     RECORD_BYTES,
     RECORD_SUFFIXES,
     Found,
@@ -44,13 +46,14 @@ def _not_told(refusal: InvalidJob) -> None:
 
 @dataclass(frozen=True)
 class Document:
-    """A file of text, or of rows; or the part of it between two bytes."""
+    """A file of text, or of rows; or the part of it between two bytes, of a table between two rows."""
 
     name: str  # relative path with slashes
     path: Path
     start: int = 0
     end: int | None = None
     rows: RowReader | None = None  # None: the file is a text
+    table: Table | None = None
 
     def pieces(self, skipped: Skipped = _not_told) -> Iterator[Piece]:
         """The rows in order, texts in pieces of about PIECE_BYTES. Raises InvalidJob for a row that is not skipped."""
@@ -98,16 +101,13 @@ class Document:
         return file.read(size if self.end is None else max(0, min(size, self.end - file.tell())))
 
     def _rows(self, reader: RowReader, skipped: Skipped) -> Iterator[Row]:
-        for number, line in self._lines():
+        for where, make in self._makers(reader):
             try:
-                if len(line) > RECORD_BYTES:
-                    raise BadRow(f"is longer than {RECORD_BYTES} bytes", "split the record")
-                row = reader.read(line)
+                row = make()
             except BadRow as bad:
-                where = "" if self.start == 0 else f" after byte {self.start}"
                 refusal = InvalidJob(
                     FIELD,
-                    f"{self.name}, line {number}{where}, {bad.problem}",
+                    f"{self.name}, {where}, {bad.problem}",
                     f"{bad.remedy}, or leave such rows out with data.onBadRow: skip",
                 )
                 if not reader.skips:
@@ -115,6 +115,16 @@ class Document:
                 skipped(refusal)
             else:
                 yield row
+
+    def _makers(self, reader: RowReader) -> Iterator[tuple[str, Callable[[], Row]]]:
+        """Where each row is, and what makes it one; the latter may raise BadRow."""
+        if self.table is not None:
+            for number, record in self.table.records(reader.names, self.start, self.end):
+                yield f"row {number}", partial(_short, partial(reader.of, record))
+            return
+        after = "" if self.start == 0 else f" after byte {self.start}"
+        for number, line in self._lines():
+            yield f"line {number}{after}", partial(_read_line, reader, line)
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         """Lines that are not blank, by their number; of one that is too long its beginning."""
@@ -160,26 +170,31 @@ def open_corpus(
         place: the file or folder where a claim's URI is found.
         root: the folder that links must not leave; None: `place` itself.
         rows: how rows are read.
-        form: `text` or `jsonl`, of all files; None: by each file's ending.
+        form: `text` or `jsonl`, of all files; None: by each file's ending. Tables have their own.
     """
+    reader = rows or RowReader()
     if uri == "builtin://python-stdlib":
         found = Found(_python_stdlib(Path(sysconfig.get_path("stdlib"))))
     elif place is None or not place.exists():
         raise InvalidJob(FIELD, f"{uri} is not here", f"put the text into {place}")
     else:
         found = find(place, root)
+        _look_at_tables(found, reader, form)
         for name, path in found.files:
-            if path.stat().st_size == 0:
+            if path.stat().st_size == 0 or (name in found.tables and found.tables[name].rows == 0):
                 found.leave_out(name, EMPTY)
     notes = tuple(found.notes())
     if len(found.files) == len(found.left_out.get(EMPTY, ())):
         more = "".join(f" ({note})" for note in notes)
         raise InvalidJob(
-            FIELD, f"{uri} holds no text{more}", "name text or JSONL; Parquet and archives are not read"
+            FIELD, f"{uri} holds no text{more}", "name text, JSONL or Parquet; archives are not read"
         )
-    reader = rows or RowReader()
     documents = [
-        Document(name, path, rows=reader if _holds_rows(path, form) else None) for name, path in found.files
+        Document(name, path, rows=reader if _holds_rows(path, form) else None)
+        if (table := found.tables.get(name)) is None
+        else Document(name, path, rows=reader, table=table)
+        for name, path in found.files
+        if name not in found.tables or found.tables[name].rows
     ]
     digest = _digest(documents)
     if len(documents) == 1:
@@ -194,6 +209,19 @@ def open_corpus(
     return Corpus(tuple(kept), tuple(held), digest, notes)
 
 
+def _look_at_tables(found: Found, reader: RowReader, form: str | None) -> None:
+    """Raises InvalidJob for a table that is damaged, or has no column that is read."""
+    for name, table in found.tables.items():
+        if form is not None:
+            raise InvalidJob(
+                "spec.engine.data.format",
+                f"is {form}, and {name} is {table.kind}",
+                "remove it: files are read by what they are",
+            )
+        if table.path.stat().st_size:
+            found.tables[name] = table.looked_at(reader.names)
+
+
 def _python_stdlib(root: Path) -> list[tuple[str, Path]]:
     found = [(path.relative_to(root), path) for path in root.rglob("*.py") if path.is_file()]
     kept = [(name, path) for name, path in found if not _FOREIGN & set(name.parts)]
@@ -205,15 +233,36 @@ def _is_held_out(name: str, fraction: float) -> bool:
 
 
 def _split(document: Document, fraction: float) -> tuple[list[Document], list[Document]]:
-    """A single file: its last lines, about `fraction` of its bytes, are held out."""
+    """A single file: its last lines, about `fraction` of its bytes, are held out; of a table its last rows."""
+    if document.table is not None:
+        count = document.table.rows
+        cut = max(int(count * (1 - fraction)), 1)
+        return _cut_at(document, cut, count) if fraction else ([document], [])
     size = document.path.stat().st_size
     with document.path.open("rb") as file:
         file.seek(int(size * (1 - fraction)))
         file.readline(RECORD_BYTES)
         cut = file.tell()
-    if fraction == 0 or cut >= size:
+    return _cut_at(document, cut, size) if fraction else ([document], [])
+
+
+def _cut_at(document: Document, cut: int, size: int) -> tuple[list[Document], list[Document]]:
+    if cut >= size:
         return [document], []
     return [replace(document, end=cut)], [replace(document, start=cut)]
+
+
+def _read_line(reader: RowReader, line: bytes) -> Row:
+    if len(line) > RECORD_BYTES:
+        raise BadRow(f"is longer than {RECORD_BYTES} bytes", "split the record")
+    return reader.read(line)
+
+
+def _short(make: Callable[[], Row]) -> Row:
+    row = make()
+    if len(row.text) > RECORD_BYTES:
+        raise BadRow(f"is longer than {RECORD_BYTES} characters", "split the record")
+    return row
 
 
 def _holds_rows(path: Path, form: str | None) -> bool:
@@ -247,6 +296,8 @@ def _digest(documents: list[Document]) -> str:
         is_named_so = document.path.suffix in RECORD_SUFFIXES
         if (document.rows is not None) != is_named_so:  # which others read in the other way
             digest.update(b"text\0" if is_named_so else b"records\0")
+        if document.table is not None and document.table.only is not None:
+            digest.update("\0".join(sorted(document.table.only)).encode() + b"\0")
         with document.path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""A line of a JSONL file as something to train on: a text, a prompt with its completion, or a conversation.
+"""A row of a JSONL file or a table as something to train on: a text, a prompt with its completion, or a conversation.
 
     {"text": "..."}                               everything is learned
     {"prompt": "...", "completion": "..."}        the completion, and the separator that ends it
@@ -69,7 +69,7 @@ class Renderer(Protocol):
 
 @dataclass(frozen=True)
 class RowReader:
-    """How the lines of a file are read."""
+    """How the rows of a file are read."""
 
     fields: Fields = field(default_factory=Fields)
     chat: Renderer | None = None
@@ -83,6 +83,16 @@ class RowReader:
             raise BadRow(f"is not JSON: {problem}", "correct it") from problem
         if not isinstance(record, dict):
             raise self._lacks(type(record).__name__)
+        return self.of(record)
+
+    @property
+    def names(self) -> set[str]:
+        """Of all fields that are read."""
+        known = (self.fields.text, self.fields.prompt, self.fields.completion, self.fields.messages)
+        return {name for name in known if name is not None}
+
+    def of(self, record: dict[str, Any]) -> Row:
+        """Raises BadRow."""
         names = self.fields
         kinds = {
             name: kind

@@ -31,7 +31,7 @@ class TokenizerSource:
 
 @dataclass(frozen=True)
 class Fields:
-    """Names of the fields of a JSONL row; a kind of row without a name is not read."""
+    """Names of the fields of a row; a kind of row without a name is not read."""
 
     text: str | None = "text"
     prompt: str | None = "prompt"

@@ -1,4 +1,4 @@
-"""Which files of a claim are text, and what was left out and why.
+"""Which files of a claim are text or tables, and what was left out and why.
 
 Nothing is left out silently: `Found.left_out` has it by reason, for the log of the run, and for the refusal where no
 text remains. Hidden files and folders (`.git`, `.cache`) are not counted.
@@ -13,21 +13,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from busbar.workloads.training.errors import InvalidJob, listed
+from busbar.workloads.training.saved_datasets import Saved, saved_in
+from busbar.workloads.training.tables import FIELD, Kind, Table
 
-FIELD = "spec.engine.data.uri"
 RECORD_BYTES = 16 * 2**20  # of one line of a JSONL file
 RECORD_SUFFIXES = {".jsonl", ".ndjson"}
 BINARY, UNREADABLE, LINKED = "binary", "not readable", "links to folders"
 EMPTY = "empty"
-TABLE_SUFFIXES = {".parquet": "Parquet", ".arrow": "Arrow", ".feather": "Feather"}
+PARQUET_SUFFIXES = {".parquet", ".pq"}
+OTHER_TABLES = {".arrow": "Arrow", ".feather": "Feather", ".orc": "ORC", ".avro": "Avro"}
 PROBE_BYTES = 8192  # of a file, by which its kind is judged
 
 
 @dataclass
 class Found:
-    """Files of text by their name in the claim, in order; and the names of the others by reason."""
+    """Files to read by their name in the claim, in order; and the names of the others by reason."""
 
     files: list[tuple[str, Path]] = field(default_factory=list)
+    tables: dict[str, Table] = field(default_factory=dict)
+    """Those of the files that are no text."""
+    beside: list[str] = field(default_factory=list)
+    """Sentences on data sets of which a part is read."""
     left_out: dict[str, list[str]] = field(default_factory=dict)
     other_encoding: list[str] = field(default_factory=list)
 
@@ -45,7 +51,7 @@ class Found:
                 f"{len(self.other_encoding)} in {FIELD} are not UTF-8, and what is not is read as U+FFFD: "
                 f"{listed(self.other_encoding)}"
             )
-        return sentences
+        return sentences + self.beside
 
 
 def find(place: Path, root: Path | None) -> Found:
@@ -54,27 +60,32 @@ def find(place: Path, root: Path | None) -> Found:
     if not place.is_dir():
         _look_at(found, place.name, place, root or place.parent)
         return found
-    for path in sorted(_walk(place, found)):
+    for path, saved in sorted(_walk(place, found), key=lambda each: each[0]):
         name = path.relative_to(place)
         if not any(part.startswith(".") for part in name.parts):
-            _look_at(found, name.as_posix(), path, root or place)
+            _look_at(found, name.as_posix(), path, root or place, saved)
     return found
 
 
-def _walk(place: Path, found: Found) -> Iterator[Path]:
-    """Files, and links to folders, which are not followed."""
+def _walk(place: Path, found: Found) -> Iterator[tuple[Path, Saved | None]]:
+    """Files, and links to folders, which are not followed; of a folder that `datasets` saved those with its rows."""
 
     def unreadable(problem: OSError) -> None:
         found.leave_out(Path(problem.filename).relative_to(place).as_posix(), UNREADABLE)
 
     for folder, folders, files in os.walk(place, onerror=unreadable):
         here = Path(folder)
+        if (saved := saved_in(here)) is not None:
+            folders.clear()
+            found.beside += [saved.note] if saved.note else []
+            yield from ((path, saved) for path in saved.files)
+            continue
         folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (here / name for name in files)
-        yield from (here / name for name in folders if (here / name).is_symlink())
+        yield from ((here / name, None) for name in files)
+        yield from ((here / name, None) for name in folders if (here / name).is_symlink())
 
 
-def _look_at(found: Found, name: str, path: Path, root: Path) -> None:
+def _look_at(found: Found, name: str, path: Path, root: Path, saved: Saved | None = None) -> None:
     try:
         if not path.resolve(strict=True).is_relative_to(root.resolve()):
             raise InvalidJob(
@@ -84,18 +95,30 @@ def _look_at(found: Found, name: str, path: Path, root: Path) -> None:
             found.leave_out(name, LINKED)
         elif not path.is_file():  # opening a pipe would wait for its writer
             found.leave_out(name, UNREADABLE)
+        elif saved is not None:
+            _take(found, Table(Kind.STREAM, name, path, saved.columns))
+        elif path.suffix.lower() in PARQUET_SUFFIXES:
+            _take(found, Table(Kind.PARQUET, name, path))
         else:
             _look_into(found, name, path)
     except (OSError, RuntimeError):  # RuntimeError: links in a circle
         found.leave_out(name, UNREADABLE)
 
 
+def _take(found: Found, table: Table) -> None:
+    with table.path.open("rb"):  # whether it may be
+        found.files.append((table.name, table.path))
+        found.tables[table.name] = table
+
+
 def _look_into(found: Found, name: str, path: Path) -> None:
-    if (kind := TABLE_SUFFIXES.get(path.suffix.lower())) is not None:
+    if (kind := OTHER_TABLES.get(path.suffix.lower())) is not None:
         raise InvalidJob(
             FIELD,
-            f"{name} is {kind}, which is not read",
-            'convert it to JSONL (datasets.load_dataset(...).to_json("rows.jsonl")), or remove it',
+            f"{name} is {kind}, which is read only in a folder that datasets saved with save_to_disk"
+            if kind == "Arrow"
+            else f"{name} is {kind}, which is not read",
+            "convert it to Parquet or JSONL, or remove it",
         )
     with path.open("rb") as file:
         start = file.read(PROBE_BYTES)
