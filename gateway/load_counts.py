@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from busbar.kube.contracts.demand import (
     OUTPUT_EDGES,
     PROMPT_EDGES,
+    TIME_EDGES_MS,
     WINDOWS_S,
-    Outcomes,
     SizeCount,
+    Totals,
     WindowDemand,
 )
 from busbar.kube.contracts.routes import Promise
@@ -59,6 +60,8 @@ class LoadCounts:
         self._bins: deque[_Bin] = deque()
         self._open: dict[Progress, None] = {}
         self._totals: Counter[str] = Counter()
+        self._first_token: Counter[int] = Counter()
+        self._per_token: Counter[int] = Counter()
 
     def arrived(self, progress: Progress, now: float) -> None:
         progress.arrived_at = now
@@ -87,6 +90,9 @@ class LoadCounts:
         ):
             if is_so:
                 self._count(now, name)
+        self._count_times(progress, tokens[1], now)
+        self._totals["prompt_tokens"] += tokens[0]
+        self._totals["output_tokens"] += tokens[1]
         if min(tokens) > 0:
             place = bisect_left(PROMPT_EDGES, tokens[0]), bisect_left(OUTPUT_EDGES, tokens[1])
             row = self._bin(now).sizes.setdefault(place, [0, 0, 0])
@@ -109,8 +115,21 @@ class LoadCounts:
         return [self._window(seconds, now) for seconds in WINDOWS_S] if self._bins else []
 
     @property
-    def totals(self) -> Outcomes:
-        return Outcomes(**{name: self._totals[name] for name in _OUTCOMES})
+    def totals(self) -> Totals:
+        names = (*_OUTCOMES, "prompt_tokens", "output_tokens")
+        return Totals(
+            **{name: self._totals[name] for name in names},
+            first_token=dict(self._first_token),
+            per_token=dict(self._per_token),
+        )
+
+    def _count_times(self, progress: Progress, output_tokens: int, now: float) -> None:
+        """Of a stream; another answer shows neither time."""
+        if not progress.stream or progress.first_at is None:
+            return
+        self._first_token[_time_class(progress.first_at - progress.arrived_at)] += 1
+        if output_tokens > 1:
+            self._per_token[_time_class((now - progress.first_at) / (output_tokens - 1))] += 1
 
     def _window(self, seconds: int, now: float) -> WindowDemand:
         arrivals, outcomes = 0, dict.fromkeys(_OUTCOMES, 0)
@@ -151,6 +170,10 @@ class LoadCounts:
     def _count(self, now: float, name: str) -> None:
         self._totals[name] += 1
         self._bin(now).outcomes[name] += 1
+
+
+def _time_class(seconds: float) -> int:
+    return bisect_left(TIME_EDGES_MS, 1000 * seconds)
 
 
 def _lateness(

@@ -49,6 +49,7 @@ from busbar.operator.scheduling.snapshot import ClusterObjects, build
 from busbar.operator.scheduling.wakes import matters
 from busbar.operator.server import RoutesFeed, Server
 from busbar.operator.serving.demand import DemandReader
+from busbar.operator.serving.history_keeper import HistoryKeeper
 from busbar.operator.serving.routes import build_routes
 from busbar.operator.settings import Settings
 from busbar.operator.steady_clock import utc_now
@@ -139,6 +140,7 @@ class Operator:
         )
         self.handlers.power.lessor.left_s = self.fence.left_s
         self.checkpoints = CheckpointKeeper(self._plain, self.client, self.handlers.energy, settings)
+        self.days = HistoryKeeper(self._plain, self.client, self.handlers.histories, settings)
         self.meters = Meters(
             lambda: list(self.caches.power_domains.items.values()),
             self._meter_secret,
@@ -203,6 +205,7 @@ class Operator:
                 for informer in self.caches.informers:
                     await informer.synced.wait()
                 await self.checkpoints.load()
+                await self.days.load()
                 self.synced = True
                 counts = {"jobs": len(self.caches.jobs.items), "pods": len(self.caches.pods.items)}
                 log.info("synced", extra=counts)
@@ -218,6 +221,7 @@ class Operator:
                     ("forecasts", self.forecaster.run()),
                     ("power", self.handlers.power.run()),
                     ("checkpoints", self.checkpoints.run()),
+                    ("days", self.days.run()),
                     ("meters", self.meters.run()),
                     ("events", self.events.run()),
                     ("resync", self._resync_forever()),

@@ -48,6 +48,7 @@ from busbar.operator.scheduling.rounds import Rounds
 from busbar.operator.serving.demand import DemandReader
 from busbar.operator.serving.fleet_input import Seen
 from busbar.operator.serving.fleets import Fleets, Plan
+from busbar.operator.serving.history import Counts, History, Spent
 from busbar.operator.serving.metrics import ScalingMetrics
 from busbar.operator.serving.names import holders as name_holders
 from busbar.operator.serving.reconcile import reconcile as reconcile_service
@@ -114,6 +115,8 @@ class Handlers:
         """Namespaces that were seen without a Tenant."""
         self._scaling: dict[str, ScalingState] = {}  # by uid
         self._fleets = Fleets()
+        self.histories: dict[str, History] = {}
+        """The services' last day, by uid."""
         self._room = RoomReader()
         self._plans_asked = 0
         self.clock: Callable[[], float] = time.monotonic
@@ -227,6 +230,8 @@ class Handlers:
             known = {s.metadata.uid for s in self._caches.services.items.values()}
             self._scaling = {uid: state for uid, state in self._scaling.items() if uid in known}
             self._fleets.keep(known)
+            for uid in self.histories.keys() - known:
+                del self.histories[uid]
             self._scales.gone(key)
             self._refused.pop((KIND_SERVICE, key), None)
             self._refused_until.pop(key, None)
@@ -258,6 +263,8 @@ class Handlers:
             ),
             scaling=self._scaling.get(service.metadata.uid),
             plan=await self._latency_plan(key, service, own, model.made_by),
+            day=self._day(key, service) if self._settings.gateway_url else None,
+            watts=self.energy.service_watts(service.metadata.uid),
             refused=refused,
             held_back=self._rounds.held_back.get(Item("ModelService", key), ""),
             has_tenant=self._has_tenant(key),
@@ -282,6 +289,17 @@ class Handlers:
         for reason, message in update.notices:
             self._writer.notice(MODEL_SERVICES, service, reason, message)
         return update.again_s
+
+    def _day(self, key: Key, service: ModelService) -> Counts:
+        """What came and was spent in the last 24 hours, with what is known now."""
+        history = self.histories.setdefault(service.metadata.uid, History())
+        now_s = utc_now().timestamp()
+        demand, usage = self._demand.of(key), service.status.usage if service.status is not None else None
+        if demand is not None and demand.totals is not None:
+            history.answered(demand.totals, now_s)
+        if usage is not None:
+            history.used(Spent(cost=usage.cost, joules=usage.energy_joules or 0.0), now_s)
+        return history.day(now_s)
 
     async def _latency_plan(
         self, key: Key, service: ModelService, own: tuple[Pod, ...], made_by: Workload | None

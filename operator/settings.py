@@ -128,6 +128,7 @@ class Settings:
     power_taint_nodes: bool = False
     power_meter_s: Positive = 30.0  # between two looks at the meters of feeds
     energy_checkpoint_s: Positive = 30.0  # of the energy ledger, in one object; two missed are a minute
+    history_period_s: Positive = 60.0  # of the services' last day, in one object; written if it has changed
     power_status_s: Positive = 10.0  # the numbers in a PowerDomain's status are written at most this often
 
     orphan_grace_s: float = 30.0  # time that the garbage collector has to delete a pod whose owner is gone

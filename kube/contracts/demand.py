@@ -19,6 +19,8 @@ WINDOWS_S = (10, 60, 180)
 PROMPT_EDGES = (64, 256, 512, 1024, 2048, 4096, 8192, 16384)
 OUTPUT_EDGES = (16, 64, 128, 256, 512, 1024, 4096)
 """Upper ends of the classes of sizes in tokens; above the last edge is one more class."""
+TIME_EDGES_MS = tuple(2 ** (i / 4) for i in range(80))
+"""Upper ends of the classes of times, from 1 ms to 15 minutes, each 1.19 times the one before; above is one more class."""
 
 Number = Annotated[int, Field(ge=0, le=2**53)]
 Age = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -35,6 +37,24 @@ class Outcomes(WireModel):
     late_tokens: Number = 0
     refused: Number = 0
     """Turned away by the gateway, or failed at the replicas."""
+
+
+TimeCounts = Annotated[
+    dict[Annotated[int, Field(ge=0, le=len(TIME_EDGES_MS))], Number],
+    Field(max_length=len(TIME_EDGES_MS) + 1),
+]
+"""By index of the class (`TIME_EDGES_MS`), how many answers took so long; classes of none are left out."""
+
+
+class Totals(Outcomes):
+    """What was answered since the gateway started; nothing of it ever falls but by a restart."""
+
+    prompt_tokens: Number = 0
+    output_tokens: Number = 0
+    first_token: TimeCounts = Field(default_factory=dict)
+    """Streams by the time to their first token."""
+    per_token: TimeCounts = Field(default_factory=dict)
+    """Streams of more than one token by the mean time of each but the first."""
 
 
 class SizeCount(WireModel):
@@ -58,7 +78,7 @@ class WindowDemand(Outcomes):
 
 
 MaybeWindows = Annotated[list[WindowDemand] | None, WrapValidator(none_if_unreadable)]
-MaybeOutcomes = Annotated[Outcomes | None, WrapValidator(none_if_unreadable)]
+MaybeTotals = Annotated[Totals | None, WrapValidator(none_if_unreadable)]
 
 
 class TenantDemand(WireModel):
@@ -86,7 +106,7 @@ class ServiceDemand(WireModel):
     """Of the request that has waited longest for its first token, or for a replica where it is no stream."""
     windows: MaybeWindows = None
     """By `WINDOWS_S`; empty: no request for longer than the longest. None: an older gateway, or unreadable."""
-    totals: MaybeOutcomes = None
+    totals: MaybeTotals = None
     """Since the gateway started."""
     tenants: list[TenantDemand] = Field(default_factory=list)
     """Of a service that is shared, those that may use it."""

@@ -35,6 +35,9 @@ class PoolReplicas(StatusModel):
     pool: ShortText = Field(description="AcceleratorPool.")
     replicas: Count = Field(description="Replicas there.")
     ready: Count | None = Field(default=None, description="Of these, how many take requests.")
+    starting: Count | None = Field(
+        default=None, description="Of these, how many start or wake up; absent for none."
+    )
     sleeping: Count | None = Field(
         default=None, description="Of these, how many sleep: any job that waits may take their place."
     )
@@ -44,6 +47,10 @@ class PoolReplicas(StatusModel):
     )
     accelerator: ShortText | None = Field(default=None, description="Accelerator type of the pool.")
     cost_per_hour: Amount | None = Field(default=None, description="Price of one replica there.")
+    watts: Amount | None = Field(
+        default=None,
+        description="What all replicas there draw together, the mean of about a minute, where it is measured.",
+    )
     start_seconds: Amount | None = Field(
         default=None, description="From a replica's creation until it took requests, at its last start."
     )
@@ -165,6 +172,18 @@ class ServiceLevelStatus(StatusModel):
     attainment_hour: Share | None = Field(default=None, description="The same of the last hour.")
     requests_recent: Count | None = Field(default=None, description="Requests in the last five minutes.")
     requests_hour: Count | None = Field(default=None, description="Requests in the last hour.")
+    attainment_day: Share | None = Field(
+        default=None, description="Answers within the target over all, of the last 24 hours."
+    )
+    requests_day: Count | None = Field(default=None, description="Requests in the last 24 hours.")
+    ttft_milliseconds: Amount | None = Field(
+        default=None,
+        description="The time to the first token that spec.slo.percentile of the last day's streams did not exceed, within "
+        "10 %.",
+    )
+    tpot_milliseconds: Amount | None = Field(
+        default=None, description="The same of the mean time of each further token."
+    )
 
 
 class DemandForecastStatus(StatusModel):
@@ -245,6 +264,15 @@ class ModelServiceStatus(StatusModel):
         default=None, description="The last changes of the desired replicas, the newest last."
     )
     usage: Usage | None = Field(default=None, description="Total use.")
+    cost_per_million_tokens: Amount | None = Field(
+        default=None,
+        description="What its replicas cost in the last 24 hours at the pools' prices, over the tokens of prompts and answers "
+        "in that time.",
+    )
+    joules_per_token: Amount | None = Field(
+        default=None,
+        description="Its energy of the last 24 hours over the same tokens, where it is measured.",
+    )
     lost_work_caused: LostWorkCaused | None = Field(
         default=None, description="What training lost that gave way to its replicas."
     )

@@ -30,7 +30,7 @@ def count_words(status: ModelServiceStatus) -> str:
 
 
 def level_facts(status: ModelServiceStatus) -> list[tuple[str, str]]:
-    """(name, words) of the latency target, demand and capacity; those that are not known are left out."""
+    """(name, words) of the latency target, demand, capacity and costs; those that are not known are left out."""
     found: list[tuple[str, str]] = []
     level, ahead = status.slo, status.forecast
     if level is not None:
@@ -42,11 +42,22 @@ def level_facts(status: ModelServiceStatus) -> list[tuple[str, str]]:
             for share, count, time in (
                 (level.attainment_recent, level.requests_recent, "5 minutes"),
                 (level.attainment_hour, level.requests_hour, "an hour"),
+                (level.attainment_day, level.requests_day, "a day"),
             )
             if share is not None
         ]
         if kept:
             found.append(("Target kept", ", ".join(kept)))
+        times = [
+            f"{words} {value:g} ms"
+            for value, words in (
+                (level.ttft_milliseconds, "first token"),
+                (level.tpot_milliseconds, "each further one"),
+            )
+            if value is not None
+        ]
+        if times:
+            found.append(("Times", f"{', '.join(times)}, at the target's percentile of a day"))
     if ahead is not None:
         words = (
             f"{ahead.now:g} requests/s now, {ahead.at_ready:g} expected in {ahead.ready_in_seconds:g} s,"
@@ -57,6 +68,13 @@ def level_facts(status: ModelServiceStatus) -> list[tuple[str, str]]:
         found.append(("Demand", words))
         if ahead.capacity is not None:
             found.append(("Capacity", f"{ahead.capacity:g} requests/s within the target by ready replicas"))
+    spent = []
+    if status.cost_per_million_tokens is not None:
+        spent.append(f"{status.cost_per_million_tokens:g} per million tokens")
+    if status.joules_per_token is not None:
+        spent.append(f"{status.joules_per_token:g} J per token")
+    if spent:
+        found.append(("Costs", f"{', '.join(spent)}, of a day"))
     return found
 
 
@@ -130,6 +148,8 @@ def pool_words(row: PoolReplicas) -> str:
         more.append(f"{row.desired} wanted")
     if row.ready is not None and row.ready != row.replicas:
         more.append(f"{row.ready} ready")
+    if row.starting:
+        more.append(f"{row.starting} starting")
     if row.sleeping:
         more.append(f"{row.sleeping} sleeping")
     if row.requests_per_second is not None:
@@ -139,6 +159,8 @@ def pool_words(row: PoolReplicas) -> str:
         more.append(f"engine mode {row.mode}")
     if row.cost_per_hour is not None:
         more.append(f"{row.cost_per_hour:g}/h each")
+    if row.watts is not None:
+        more.append(f"{row.watts:g} W together")
     return f"{words} ({', '.join(more)})" if more else words
 
 

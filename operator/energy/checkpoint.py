@@ -18,9 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from busbar.kube.contracts.power import Backend
 from busbar.operator.energy.metering import Metering
 from busbar.operator.power.readings import Metered, Reading
+from busbar.operator.write.kept_object import MOST_BYTES
 
-MOST_BYTES = 900_000
-"""Of an object; the API server takes a ConfigMap of 1 MiB."""
 MOST_PLAIN_BYTES = 64_000_000
 """More than any that is written here has before it is compressed."""
 

@@ -22,11 +22,11 @@ KINDS = {KIND_TRAINING: "job", KIND_SERVICE: "service"}
 
 
 class Holders:
-    """Remembers each node's resource as long as the node and the pools are the same."""
+    """Remembers each node's pool as long as the node and the pools are the same."""
 
     def __init__(self) -> None:
         self._pools: tuple[AcceleratorPool, ...] = ()
-        self._resources: dict[str, tuple[Node, str]] = {}
+        self._of: dict[str, tuple[Node, AcceleratorPool | None]] = {}
 
     def of(
         self,
@@ -79,14 +79,18 @@ class Holders:
 
     def _use(self, pools: tuple[AcceleratorPool, ...]) -> None:
         if pools != self._pools:
-            self._pools, self._resources = pools, {}
+            self._pools, self._of = pools, {}
+
+    def pool(self, node: Node) -> AcceleratorPool | None:
+        """The pool that the node was counted to at the last call of `of` or `over`."""
+        known = self._of.get(node.name)
+        if known is None or known[0] is not node:
+            known = self._of[node.name] = node, pool_of_node(node, self._pools)
+        return known[1]
 
     def _resource(self, node: Node) -> str:
-        known = self._resources.get(node.name)
-        if known is None or known[0] is not node:
-            pool = pool_of_node(node, self._pools)
-            known = self._resources[node.name] = node, pool.spec.resource_name if pool is not None else ""
-        return known[1]
+        pool = self.pool(node)
+        return pool.spec.resource_name if pool is not None else ""
 
 
 def _parts(pod: Pod, node: Node, resource: str) -> tuple[float, float]:

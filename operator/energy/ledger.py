@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from busbar.kube.informer import Key
 from busbar.kube.types import AcceleratorPool, ModelService, TrainingJob
@@ -33,6 +34,7 @@ from busbar.operator.steady_clock import CLOCK
 from busbar.operator.watch.caches import Caches
 from busbar.operator.watch.projections import Node
 
+K = TypeVar("K", bound=Hashable)
 MEAN_S = 60.0
 FADED_W = 0.01
 KEEP_EVERY_S = 60.0
@@ -54,6 +56,8 @@ class Ledger:
         self._holders = Holders()
         self._kept_s = self._ticked_s = 0.0
         self._watts: dict[str, float] = {}
+        self._service_watts: dict[tuple[str, str], float] = {}
+        """By a service's uid and a pool."""
         self.accounts = Accounts()
 
     def tick(self, readings: Mapping[str, Reading], found: Membership, now_s: float) -> None:
@@ -70,6 +74,7 @@ class Ledger:
         holders = self._holders.of(nodes, caches.pods.items.values(), pools, tenant_of) if nodes else {}
         passed_s, self._ticked_s = now_s - self._ticked_s, now_s
         every: list[Charge] = []
+        services: defaultdict[tuple[str, str], float] = defaultdict(float)
         for name, reading in readings.items():
             looked = step(self._nodes.get(name), reading, now_s, self._fresh_s)
             self._nodes[name] = looked.metering
@@ -77,7 +82,12 @@ class Ledger:
                 charges = _charges(looked, reading, holders.get(name, ()))
                 every += charges
                 self._book_feeds(charges, feeds_above(found, name))
+                pool = self._holders.pool(nodes[name]) if name in nodes else None
+                for charge in charges:
+                    if pool is not None and charge.owner.kind == "service":
+                        services[charge.owner.uid, pool.metadata.name] += charge.joules
         self._watts = smoothed(self._watts, self._book(every, tenant_of), passed_s)
+        self._service_watts = smoothed(self._service_watts, services, passed_s)
         if now_s - self._kept_s >= KEEP_EVERY_S:
             self._kept_s = now_s
             self.accounts.keep(frozenset(self._uids()))
@@ -113,6 +123,10 @@ class Ledger:
     def watts(self, tenant: str) -> float:
         """What the tenant's pods draw now: the mean of about a minute."""
         return self._watts.get(tenant, 0.0)
+
+    def service_watts(self, uid: str) -> dict[str, float]:
+        """The same of a service's replicas, by pool."""
+        return {pool: watts for (of, pool), watts in self._service_watts.items() if of == uid}
 
     def feed(self, uid: str, told: PowerDomainStatus | None) -> FeedEnergy | None:
         """The totals of a PowerDomain with this status; None: nothing was ever measured there."""
@@ -240,16 +254,16 @@ def _charges(looked: Step, reading: Reading, holders: Sequence[Holder]) -> list[
     return charges + nobodys(looked.late, reading.boards_from)
 
 
-def smoothed(watts: Mapping[str, float], drawn: Mapping[str, float], passed_s: float) -> dict[str, float]:
+def smoothed(watts: Mapping[K, float], drawn: Mapping[K, float], passed_s: float) -> dict[K, float]:
     """The means after so many joules more; those that have faded away are left out."""
     if passed_s <= 0:
         return dict(watts)
     part = 1 - math.exp(-passed_s / MEAN_S)
     means = {
-        tenant: watts.get(tenant, 0.0) + part * (drawn.get(tenant, 0.0) / passed_s - watts.get(tenant, 0.0))
-        for tenant in {*watts, *drawn}
+        of: watts.get(of, 0.0) + part * (drawn.get(of, 0.0) / passed_s - watts.get(of, 0.0))
+        for of in {*watts, *drawn}
     }
-    return {tenant: mean for tenant, mean in means.items() if mean > FADED_W}
+    return {of: mean for of, mean in means.items() if mean > FADED_W}
 
 
 def feeds_above(found: Membership, node: str) -> list[str]:

@@ -1,13 +1,14 @@
 """The demand of several gateways as if it came from one. Pure.
 
 Counts since a gateway's start would fall when one restarts; here they do not: what a former process counted stays in the
-sum. A gateway that does not answer counts with its last reading for `SILENT_S`: it may be alive and full of requests, so
+sum. Nor do they jump where a gateway is first heard after others: what it had counted by then is left out, unless all of it
+is newer than this sum. A gateway that does not answer counts with its last reading for `SILENT_S`: it may be alive and full of requests, so
 replicas do not leave because it is not heard. For so long the sum also says that it has just begun to count.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from busbar.kube.contracts.demand import (
     ServiceDemand,
     SizeCount,
     TenantDemand,
+    Totals,
     WindowDemand,
 )
 from busbar.kube.informer import Key
@@ -26,23 +28,29 @@ from busbar.kube.informer import Key
 FRESH_S = 15.0
 SILENT_S = 300.0
 _OUTCOMES = tuple(Outcomes.model_fields)
+_TIMES = ("first_token", "per_token")
+_COUNTS = tuple(name for name in Totals.model_fields if name not in _TIMES)
 
 
-@dataclass
 class _Totals:
     """What one gateway counted of one service: its former processes, and this one."""
 
-    before: dict[str, int] = field(default_factory=dict)
-    now: dict[str, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._before: Counter[_Name] = Counter()
+        self._now: Counter[_Name] = Counter()
 
-    def take(self, counts: dict[str, int]) -> None:
-        if any(counts[name] < self.now.get(name, 0) for name in counts):  # another process
-            for name, count in self.now.items():
-                self.before[name] = self.before.get(name, 0) + count
-        self.now = counts
+    def take(self, counts: Counter[_Name]) -> None:
+        if any(counts[name] < count for name, count in self._now.items()):  # another process
+            self._before.update(self._now)
+        self._now = counts
 
-    def of(self, name: str) -> int:
-        return self.before.get(name, 0) + self.now.get(name, 0)
+    def forget(self) -> None:
+        """What was counted until now is left out."""
+        self._before = Counter({name: -count for name, count in self._now.items()})
+
+    @property
+    def all(self) -> Counter[_Name]:
+        return self._before + self._now
 
 
 @dataclass
@@ -52,24 +60,53 @@ class _Gateway:
     totals: dict[Key, _Totals] = field(default_factory=dict)
 
 
+_Name = str | tuple[str, int]
+"""A count, or a class of times of one."""
+
+
+def _counts(each: ServiceDemand | None) -> Counter[_Name]:
+    found: Counter[_Name] = Counter()
+    if each is not None:
+        totals = each.totals or Totals()
+        found.update({name: getattr(totals, name) for name in _COUNTS})
+        for name in _TIMES:
+            found.update({(name, place): count for place, count in getattr(totals, name).items()})
+        found["arrivals"] = each.arrivals
+    return found
+
+
+def _totals(found: Counter[_Name]) -> Totals:
+    times: dict[str, dict[int, int]] = {name: {} for name in _TIMES}
+    for name, count in found.items():
+        if not isinstance(name, str):
+            times[name[0]][name[1]] = count
+    return Totals(
+        **{name: found[name] for name in _COUNTS},
+        first_token=times["first_token"],
+        per_token=times["per_token"],
+    )
+
+
 class DemandSum:
     """The last readings of all gateways."""
 
     def __init__(self, names: Iterable[str], now: float) -> None:
         self._gateways = {name: _Gateway(now) for name in names}
+        self._began_at, self._given = now, False
 
     def take(self, name: str, demand: Demand, now: float) -> None:
         """One gateway's answer."""
         gateway = self._gateways[name]
+        counted = demand.counted_seconds
+        older = counted is None or counted > now - self._began_at
+        is_late = gateway.demand is None and self._given and older
         gateway.demand, gateway.heard_at = demand, now
         seen = {Key(each.namespace, each.name): each for each in demand.services}
         for key in seen.keys() | gateway.totals.keys():
-            each = seen.get(key)
-            outcomes = (each.totals if each is not None else None) or Outcomes()
-            counts = {name: getattr(outcomes, name) for name in _OUTCOMES}
-            gateway.totals.setdefault(key, _Totals()).take(
-                {**counts, "arrivals": each.arrivals if each is not None else 0}
-            )
+            totals = gateway.totals.setdefault(key, _Totals())
+            totals.take(_counts(seen.get(key)))
+            if is_late:
+                totals.forget()
 
     def sum(self, now: float) -> Demand | None:
         """The sum of all readings; None: no gateway has answered within `FRESH_S`."""
@@ -77,6 +114,7 @@ class DemandSum:
         fresh = [g.demand for g, age in heard if g.demand is not None and age <= FRESH_S]
         if not fresh:
             return None
+        self._given = True
         readings = [(g.demand, age) for g, age in heard if g.demand is not None]
         rows: dict[Key, list[ServiceDemand]] = defaultdict(list)
         for demand, age in readings:
@@ -94,7 +132,10 @@ class DemandSum:
         )
 
     def _service(self, key: Key, rows: Sequence[ServiceDemand]) -> ServiceDemand:
-        totals = [g.totals[key] for g in self._gateways.values() if key in g.totals]
+        counts: Counter[_Name] = Counter()
+        for gateway in self._gateways.values():
+            if key in gateway.totals:
+                counts.update(gateway.totals[key].all)
         ages = [r.last_request_age_seconds for r in rows if r.last_request_age_seconds is not None]
         waits = [r.oldest_wait_seconds for r in rows if r.oldest_wait_seconds is not None]
         tenants: dict[str, list[TenantDemand]] = defaultdict(list)
@@ -106,14 +147,12 @@ class DemandSum:
             name=key.name,
             waiting=sum(row.waiting for row in rows),
             in_flight=sum(row.in_flight for row in rows),
-            arrivals=sum(each.of("arrivals") for each in totals),
+            arrivals=counts["arrivals"],
             last_request_age_seconds=min(ages, default=None),
             overdue=sum(row.overdue for row in rows),
             oldest_wait_seconds=max(waits, default=None),
             windows=_windows(rows),
-            totals=None
-            if any(row.totals is None for row in rows)
-            else Outcomes(**{name: sum(each.of(name) for each in totals) for name in _OUTCOMES}),
+            totals=None if any(row.totals is None for row in rows) else _totals(counts),
             tenants=[
                 TenantDemand(
                     tenant=name,

@@ -30,6 +30,8 @@ from busbar.scheduler.errors import ServingModelError
 
 LEAST_STEPS = 64
 """The engine trusts its own model from as many steps on."""
+PERCENTILE = 99.0
+"""Of the answers that a target is for, where `spec.slo.percentile` says nothing."""
 MOST_ERROR = 0.5
 """Part of the target per token that the model's error may reach."""
 MOST_SECONDS = 60.0
@@ -56,7 +58,7 @@ def slo_of(level: ServiceLevel | None) -> Slo | None:
     """The targets, if they are both there."""
     if level is None or level.ttft_milliseconds is None or level.tpot_milliseconds is None:
         return None
-    return Slo(level.ttft_milliseconds / 1000, level.tpot_milliseconds / 1000, level.percentile or 99.0)
+    return Slo(level.ttft_milliseconds / 1000, level.tpot_milliseconds / 1000, level.percentile or PERCENTILE)
 
 
 def speeds(

@@ -8,6 +8,8 @@ from busbar.kube.types import AcceleratorPool, ModelService
 from busbar.kube.types.service_status import DemandForecastStatus, PoolReplicas, ScaledBy, ServiceLevelStatus
 from busbar.operator.serving.fleet_input import start_seconds
 from busbar.operator.serving.fleets import Plan
+from busbar.operator.serving.history import Counts, percentile_ms
+from busbar.operator.serving.replica_speed import PERCENTILE
 from busbar.operator.watch.projections import Pod, Sleep
 from busbar.operator.write.status import clip
 
@@ -18,11 +20,13 @@ def pool_rows(
     pools: Mapping[str, AcceleratorPool],
     plan: Plan | None,
     desired: int,
+    watts: Mapping[str, float] | None = None,
 ) -> list[PoolReplicas]:
     """One row for each pool that has replicas or shall have some.
 
     Args:
         pods: the replicas that have not ended.
+        watts: that they draw, by pool; None: what the status has stays.
     """
     pods = tuple(pods)
     told = by_pool(service, plan, desired)
@@ -38,10 +42,12 @@ def pool_rows(
                 pool=name,
                 replicas=len(here),
                 ready=ready,
+                starting=sum(not (p.takes_requests or p.leaving or p.parked) for p in here) or None,
                 sleeping=sum(p.sleep is Sleep.ASLEEP and not p.leaving for p in here) or None,
                 desired=target.get(name, 0) if decides else None,
                 accelerator=pool.spec.accelerator if pool is not None else None,
                 cost_per_hour=_cost(service, pool),
+                watts=_watts(watts, old.get(name), name) if here else None,
                 start_seconds=_near(starts.get(name), old[name].start_seconds if name in old else None),
                 requests_per_second=_near(
                     plan.rates.get(name) if plan is not None else None,
@@ -68,10 +74,13 @@ def by_pool(service: ModelService, plan: Plan | None, desired: int) -> dict[str,
     return dict(plan.target)
 
 
-def level_status(service: ModelService, plan: Plan | None) -> ServiceLevelStatus | None:
+def level_status(service: ModelService, plan: Plan | None, day: Counts | None) -> ServiceLevelStatus | None:
     """How the latency target is kept; None where there is none."""
+    slo = service.spec.slo
     if plan is None:
         return None
+    day = day or Counts()
+    part = (slo.percentile if slo is not None and slo.percentile is not None else PERCENTILE) / 100
     recent, hour = plan.attainment, plan.attainment_hour
     return ServiceLevelStatus(
         scaled_by=plan.scaled_by(service),
@@ -80,7 +89,18 @@ def level_status(service: ModelService, plan: Plan | None) -> ServiceLevelStatus
         attainment_hour=_share(hour[0]),
         requests_recent=recent[1],
         requests_hour=hour[1],
+        attainment_day=_share(day.within / day.requests) if day.requests else None,
+        requests_day=day.requests or None,
+        ttft_milliseconds=_maybe(percentile_ms(day.first_token, part)),
+        tpot_milliseconds=_maybe(percentile_ms(day.per_token, part)),
     )
+
+
+def per_token(day: Counts | None) -> tuple[float | None, float | None]:
+    """Cost of a million tokens and joules of one, in the last day; None: no token came, or nothing is known of it."""
+    if day is None or not day.tokens:
+        return None, None
+    return _maybe(1e6 * day.cost / day.tokens or None), _maybe(day.joules / day.tokens or None)
 
 
 def forecast_status(plan: Plan | None) -> DemandForecastStatus | None:
@@ -105,11 +125,22 @@ def _cost(service: ModelService, pool: AcceleratorPool | None) -> float | None:
     return round(pool.spec.price_per_hour * service.spec.shape.accelerators_per_pod, 6)
 
 
+def _watts(watts: Mapping[str, float] | None, old: PoolReplicas | None, pool: str) -> float | None:
+    known = old.watts if old is not None else None
+    if watts is None:
+        return known
+    return _near(watts[pool], known) if pool in watts else None
+
+
 def _near(new: float | None, old: float | None) -> float | None:
     """The old number while the new one is within 10 % of it: small changes are no reason to write."""
     if new is None or (old is not None and abs(new - old) <= 0.1 * old):
         return old
     return _digits(new)
+
+
+def _maybe(value: float | None) -> float | None:
+    return None if value is None else _digits(value)
 
 
 def _digits(value: float) -> float:

@@ -26,7 +26,13 @@ from busbar.operator.serving.adapter_status import adapter_rows
 from busbar.operator.serving.conditions import conditions_of, outlines
 from busbar.operator.serving.fleets import Change
 from busbar.operator.serving.replicas import kept_pods, place_of, startable
-from busbar.operator.serving.scaling_status import by_pool, forecast_status, level_status, pool_rows
+from busbar.operator.serving.scaling_status import (
+    by_pool,
+    forecast_status,
+    level_status,
+    per_token,
+    pool_rows,
+)
 from busbar.operator.serving.tenant_status import tenant_rows
 from busbar.operator.serving.view import ServiceView
 from busbar.operator.watch.projections import Pod, Sleep
@@ -41,6 +47,8 @@ def status_of(
     alive = [p for p in view.pods if not p.ended]
     serving = [p for p in alive if p.takes_requests]
     phase, reason, message = _phase(view, desired, alive, serving, decisions)
+    counted = old.last_usage_time
+    due = counted is None or view.now - counted >= timedelta(seconds=view.settings.usage_period_s)
     fields: dict[str, object] = {
         "observed_generation": service.metadata.generation,
         "replicas": len([p for p in alive if not p.deleting]),
@@ -51,7 +59,8 @@ def status_of(
         "selector": f"{LABEL_KIND}={manifests.KIND_SERVICE},{LABEL_JOB}={service.metadata.name}",
         "model_id": service.spec.model_id or service.metadata.name,
         "url": view.settings.gateway_public_url,
-        "pools": pool_rows(service, alive, view.pools, view.plan, desired) or None,
+        "pools": pool_rows(service, alive, view.pools, view.plan, desired, view.watts if due else None)
+        or None,
         "adapters": adapter_rows(service, serving, view.readings, old.adapters) or None,
         "lost_work_caused": caused(old.lost_work_caused, view.lost),
         "phase": phase,
@@ -76,12 +85,11 @@ def status_of(
         transition or old.last_request_time is None or seen - old.last_request_time >= timedelta(seconds=15)
     ):
         fields["last_request_time"] = seen
-    counted = old.last_usage_time
-    due = counted is None or view.now - counted >= timedelta(seconds=view.settings.usage_period_s)
     holds = bool(alive) or bool(old.replicas)
-    level = level_status(service, view.plan)
+    level = level_status(service, view.plan, view.day)
     if "last_request_time" in fields or transition or due or _rule(level) != _rule(old.slo):
         fields["slo"], fields["forecast"] = level, forecast_status(view.plan)
+        fields["cost_per_million_tokens"], fields["joules_per_token"] = per_token(view.day)
         fields["tenants"] = tenant_rows(view.service, view.demand, serving, view.readings, old.tenants)
     new = old.model_copy(update=fields)
     if transition or (due and holds):

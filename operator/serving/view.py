@@ -16,6 +16,7 @@ from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods import manifests
 from busbar.operator.profiles.table import Workload, workload
 from busbar.operator.serving.fleets import Change, Plan
+from busbar.operator.serving.history import Counts
 from busbar.operator.serving.names import taken
 from busbar.operator.settings import Settings
 from busbar.operator.watch.projections import Pod
@@ -50,6 +51,8 @@ class ServiceView:
     changing: frozenset[str] = frozenset()  # uids of pods that are answering POST /sleep or /wake_up now
     scaling: ScalingState | None = None  # the autoscaler's state; None after a restart
     plan: Plan | None = None  # what the latency target says; None: there is none
+    day: Counts | None = None  # what came and was spent in the last 24 hours; None: nothing is counted
+    watts: Mapping[str, float] = field(default_factory=dict)  # that its replicas draw, by pool
     refused: str = ""  # why the API server refused a replica's pod, the last time one was sent
     held_back: str = ""  # why no plan counts with some of its replicas; empty: one does
     has_tenant: bool = True  # whether a Tenant has the namespace

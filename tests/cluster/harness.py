@@ -98,6 +98,7 @@ def clear(server: ApiServer) -> None:
             for path in (
                 f"/apis/coordination.k8s.io/v1/namespaces/{home}/leases/busbar-operator",
                 f"/api/v1/namespaces/{home}/configmaps/busbar-energy",
+                f"/api/v1/namespaces/{home}/configmaps/busbar-services",
             )
         ),
     ):

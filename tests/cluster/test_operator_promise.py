@@ -17,7 +17,7 @@ from tests.cluster.kubelet import Script, add_node
 from tests.cluster.tenancy import becomes
 
 from busbar.kube.client import Object
-from busbar.kube.contracts.demand import Demand, Outcomes, ServiceDemand, SizeCount, WindowDemand
+from busbar.kube.contracts.demand import Demand, ServiceDemand, SizeCount, Totals, WindowDemand
 from busbar.kube.contracts.service_plan import ServicePlanRequest
 from busbar.kube.errors import Invalid
 from busbar.kube.informer import Key
@@ -68,7 +68,7 @@ class Load:
             windows.append(WindowDemand(seconds=seconds, arrivals=count, sizes=sizes))
         said = ServiceDemand(
             namespace=self.cluster.namespace, name="web", arrivals=self.answered, last_request_age_seconds=0.0,
-            windows=windows, totals=Outcomes(answered=self.answered, within=self.answered),
+            windows=windows, totals=Totals(answered=self.answered, within=self.answered),
         )  # fmt: skip
         self.operator.demand.take(
             Demand(services=[said], as_of=datetime.now(UTC), counted_seconds=self.counted_s)

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from busbar.gateway.load_counts import LoadCounts, Progress
-from busbar.kube.contracts.demand import Demand, ServiceDemand, SizeCount, WindowDemand
+from busbar.kube.contracts.demand import TIME_EDGES_MS, Demand, ServiceDemand, SizeCount, WindowDemand
 from busbar.kube.contracts.routes import Promise
 
 PROMISE = Promise(ttft_ms=2000, tpot_ms=100)
@@ -43,6 +43,24 @@ def test_requests_are_counted_when_they_come_and_leave_each_window_in_turn() -> 
     assert [window(load, s, 170.0).arrivals for s in (10, 60, 180)] == [0, 20, 30]
     assert load.windows(400.0) == []
     assert load.totals.answered == 30, "the totals stay"
+
+
+def test_totals_have_the_tokens_and_of_streams_the_times_by_class() -> None:
+    load = LoadCounts()
+    for first_s, whole_s, tokens in ((0.1, 1.1, (100, 11)), (0.1, 0.6, (50, 11)), (0.5, 0.5, (10, 1))):
+        answered(load, 100.0, first_s, whole_s, tokens)
+    answered(load, 100.0, tokens=(7, 7), stream=False)
+    answered(load, 100.0, tokens=(9, 9), code=500)
+    totals = load.totals
+    assert (totals.prompt_tokens, totals.output_tokens) == (167, 30)
+    told = [
+        [
+            (round(TIME_EDGES_MS[place - 1]), round(TIME_EDGES_MS[place]), count)
+            for place, count in times.items()
+        ]
+        for times in (totals.first_token, totals.per_token)
+    ]
+    assert told == [[(91, 108, 2), (431, 512, 1)], [(91, 108, 1), (45, 54, 1)]]
 
 
 def test_the_running_second_is_not_counted_yet() -> None:

@@ -240,9 +240,13 @@ async def test_the_demand_tells_how_many_came_how_large_they_were_and_who_got_wh
     assert text_of(await house.stream()) == "abc"
     assert (await house.ask())[0] == 200
     (service,) = await demand(house)
-    assert service["totals"] == {
-        "answered": 2, "within": 2, "lateFirstToken": 0, "lateTokens": 0, "refused": 0,
+    totals = service["totals"]
+    times = [totals.pop(name) for name in ("firstToken", "perToken")]
+    assert totals == {
+        "answered": 2, "within": 2, "lateFirstToken": 0, "lateTokens": 0, "refused": 0, "promptTokens": 14,
+        "outputTokens": 6,
     }  # fmt: skip
+    assert [sum(each.values()) for each in times] == [1, 1], "of the stream; another answer shows no times"
     assert [w["seconds"] for w in service["windows"]] == [10, 60, 180]
     assert service["oldestWaitSeconds"] is None
     await house.publish(route("m", slo=missed))

@@ -29,7 +29,7 @@ STATUS: dict[str, Any] = {
     "pools": [
         {"pool": "l4", "replicas": 2, "ready": 1, "desired": 3, "requestsPerSecond": 2.5, "costPerHour": 0.7},
         {"pool": "cpu", "replicas": 1},
-        {"pool": "h100", "replicas": 3, "ready": 1, "sleeping": 2},
+        {"pool": "h100", "replicas": 4, "ready": 1, "starting": 1, "sleeping": 2, "watts": 912.0},
     ],
     "scalingHistory": [
         {"time": "2026-11-21T12:00:00Z", "previous": 1, "desired": 3, "cause": "Panic", "requestsPerSecond": 6},
@@ -50,6 +50,23 @@ def test_the_target_the_demand_and_the_capacity_are_told_with_their_numbers() ->
     ]
 
 
+def test_the_last_day_its_times_and_what_its_tokens_took_are_told() -> None:
+    status = ModelServiceStatus.model_validate(
+        {
+            "slo": {
+                "scaledBy": "Promise", "attainmentDay": 0.9912, "requestsDay": 90_000, "ttftMilliseconds": 812,
+                "tpotMilliseconds": 41.5,
+            },
+            "costPerMillionTokens": 0.312, "joulesPerToken": 1.2,
+        }
+    )  # fmt: skip
+    assert level_facts(status)[1:] == [
+        ("Target kept", "99.1 % of 90000 requests in a day"),
+        ("Times", "first token 812 ms, each further one 41.5 ms, at the target's percentile of a day"),
+        ("Costs", "0.312 per million tokens, 1.2 J per token, of a day"),
+    ]
+
+
 def test_a_target_that_does_not_decide_says_why_and_a_service_without_one_says_nothing() -> None:
     why = {"slo": {"scaledBy": "InFlight", "message": "No replica has measured its speed."}}
     assert level_facts(ModelServiceStatus.model_validate(why)) == [
@@ -64,7 +81,7 @@ def test_pools_and_changes_tell_what_is_known_of_them() -> None:
     assert [pool_words(row) for row in status.pools or ()] == [
         "2 on l4 (3 wanted, 1 ready, 2.5 requests/s each, 0.7/h each)",
         "1 on cpu",
-        "3 on h100 (1 ready, 2 sleeping)",
+        "4 on h100 (1 ready, 1 starting, 2 sleeping, 912 W together)",
     ]
     assert [change_words(entry) for entry in status.scaling_history or ()] == [
         "1 → 3 for 6 requests/s",

@@ -11,7 +11,14 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.operator.builders import NOW, RENDERING, SETTINGS, pool, replica, service
 
-from busbar.kube.contracts.demand import Demand, Outcomes, ServiceDemand, SizeCount, WindowDemand
+from busbar.kube.contracts.demand import (
+    TIME_EDGES_MS,
+    Demand,
+    ServiceDemand,
+    SizeCount,
+    Totals,
+    WindowDemand,
+)
 from busbar.kube.informer import Key
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
 from busbar.kube.types.service_status import MeasuredReplica, ModelServiceStatus, ScalingCause
@@ -21,6 +28,7 @@ from busbar.operator.serving.claims import claims
 from busbar.operator.serving.demand import DemandReader
 from busbar.operator.serving.fleet_input import prices_of, start_seconds
 from busbar.operator.serving.fleets import Ahead, Change, Plan
+from busbar.operator.serving.history import Counts
 from busbar.operator.serving.metrics import ScalingMetrics
 from busbar.operator.serving.reconcile import reconcile
 from busbar.operator.serving.replica_speed import slo_of, speeds
@@ -29,7 +37,7 @@ from busbar.operator.serving.scaling import desired_replicas
 from busbar.operator.serving.sizes import Sizes
 from busbar.operator.serving.trust import Trust
 from busbar.operator.serving.view import ModelPlace, ServiceUpdate, ServiceView
-from busbar.operator.watch.projections import Pod
+from busbar.operator.watch.projections import Pod, Sleep
 
 SLO = {"ttftMilliseconds": 2000, "tpotMilliseconds": 100}
 PANIC = Change(ScalingCause.PANIC, "6 requests/s came in the last ten seconds.", 6.0, 2.5)
@@ -86,6 +94,53 @@ def test_the_status_names_the_target_the_cause_the_forecast_and_how_the_promise_
     assert status.forecast is not None
     assert (status.forecast.now, status.forecast.p90, status.forecast.capacity) == (6.0, 7.25, 2.5)
     assert update.scaled == PANIC
+
+
+def test_the_status_tells_the_last_day_and_what_starts_and_draws() -> None:
+    place = next(i for i, edge in enumerate(TIME_EDGES_MS) if edge >= 400)
+    day = Counts(
+        requests=2000, within=1980, prompt_tokens=900_000, output_tokens=100_000, first_token={place: 1900},
+        per_token={place - 16: 1800}, cost=0.5, joules=2.5e6,
+    )  # fmt: skip
+    pods = (on("l4", 0), on("l4", 1, ready=False), on("l4", 2, ready=False, sleep=Sleep.WAKING))
+    asleep = on("l4", 3, ready=False, sleep=Sleep.ASLEEP)
+    status = seen(wanting(3), *pods, asleep, plan=plan({"l4": 3}), day=day, watts={"l4": 123.4}).status
+    assert status is not None
+    assert status.slo is not None
+    assert (status.slo.attainment_day, status.slo.requests_day) == (0.99, 2000)
+    assert status.slo.ttft_milliseconds is not None
+    assert status.slo.tpot_milliseconds is not None
+    assert 300 < status.slo.ttft_milliseconds < 480
+    assert status.slo.tpot_milliseconds == pytest.approx(status.slo.ttft_milliseconds / 16, rel=0.01)
+    assert (status.cost_per_million_tokens, status.joules_per_token) == (0.5, 2.5)
+    [pool] = status.pools or []
+    assert (pool.replicas, pool.ready, pool.starting, pool.sleeping, pool.watts) == (4, 1, 2, 1, 123.0)
+
+
+def test_watts_are_written_with_the_usage_and_stay_between() -> None:
+    told = wanting(1, row("l4", 1, 1) | {"watts": 100.0}, replicas=None)
+    assert told.status is not None
+    for ago_s, watts, shown in (
+        (10, {"l4": 300.0}, 100.0),
+        (90, {"l4": 300.0}, 300.0),
+        (90, {"l4": 104.0}, 100.0),
+        (90, {}, None),
+    ):
+        counted = {"last_usage_time": NOW - timedelta(seconds=ago_s)}
+        of = told.model_copy(update={"status": told.status.model_copy(update=counted)})
+        status = seen(of, on("l4", 0), plan=plan({"l4": 1}), watts=watts).status
+        assert status is not None
+        assert [pool.watts for pool in status.pools or ()] == [shown]
+
+
+def test_without_tokens_prices_or_meters_nothing_is_told_per_token() -> None:
+    for day in (None, Counts(requests=5, cost=1.0, joules=7.0)):
+        status = seen(wanting(1), on("l4", 0), plan=plan({"l4": 1}), day=day).status
+        assert status is not None
+        assert (status.cost_per_million_tokens, status.joules_per_token) == (None, None)
+    free = seen(wanting(1), on("l4", 0), plan=plan({"l4": 1}), day=Counts(output_tokens=5)).status
+    assert free is not None
+    assert (free.cost_per_million_tokens, free.joules_per_token) == (None, None)
 
 
 def test_without_a_target_the_requests_in_flight_decide_and_the_status_says_why() -> None:
@@ -358,14 +413,14 @@ def test_the_speed_counts_in_whatever_engine_mode_the_replicas_run(mode: str) ->
 
 def test_attainment_covers_five_minutes_and_an_hour_and_a_restarted_gateway_starts_from_zero() -> None:
     kept = Attainment()
-    kept.take(Outcomes(answered=1000, within=0), 0)
+    kept.take(Totals(answered=1000, within=0), 0)
     assert kept.over(RECENT_S, 0) == (None, 0), "what was counted before says nothing of now"
-    kept.take(Outcomes(answered=1100, within=90, refused=0), 10)
+    kept.take(Totals(answered=1100, within=90, refused=0), 10)
     assert kept.over(RECENT_S, 10) == (0.9, 100)
-    kept.take(Outcomes(answered=50, within=50, refused=50), 1000)
+    kept.take(Totals(answered=50, within=50, refused=50), 1000)
     assert kept.over(RECENT_S, 1000) == (0.5, 100)
     assert kept.over(HOUR_S, 1000) == (0.7, 200)
-    kept.take(Outcomes(answered=50, within=50, refused=50), 5000)
+    kept.take(Totals(answered=50, within=50, refused=50), 5000)
     assert kept.over(HOUR_S, 5000) == (None, 0)
 
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from tests.operator.builders import SETTINGS
 
 from busbar.kube.contracts.allowances import CostAllowance
-from busbar.kube.contracts.demand import AccountUse, Demand, Outcomes, ServiceDemand, SizeCount, WindowDemand
+from busbar.kube.contracts.demand import AccountUse, Demand, ServiceDemand, SizeCount, Totals, WindowDemand
 from busbar.kube.informer import Key
 from busbar.operator.serving.attainment import Attainment
 from busbar.operator.serving.demand import DemandReader
@@ -29,7 +29,7 @@ def demand(arrivals: int = 0, counted: float = 500.0, accounts: Any = (), **fiel
         name="web",
         arrivals=arrivals,
         windows=[window],
-        totals=Outcomes(answered=arrivals, within=arrivals),
+        totals=Totals(answered=arrivals, within=arrivals),
         **fields,
     )
     return Demand(services=[service], accounts=list(accounts), as_of=NOW, counted_seconds=counted)
@@ -99,6 +99,45 @@ def test_a_gateway_that_was_not_heard_yet_may_have_requests() -> None:
     found = both.sum(SILENT_S)
     assert found is not None
     assert found.counted_seconds == 500.0
+
+
+def test_tokens_and_times_are_added_up_over_gateways_and_restarts() -> None:
+    def told(tokens: int, **times: int) -> Demand:
+        found = demand(tokens)
+        totals = Totals(
+            answered=tokens, prompt_tokens=tokens, first_token={int(k[1:]): n for k, n in times.items()}
+        )
+        services = [found.services[0].model_copy(update={"totals": totals})]
+        return found.model_copy(update={"services": services})
+
+    both = DemandSum(["a", "b"], 0.0)
+    both.take("b", told(7, c30=4, c33=3), 1.0)
+    seen = []
+    for at, reading in enumerate((told(5, c30=5), told(6, c30=5, c31=1), told(6, c31=6)), start=1):
+        both.take("a", reading, float(at))  # the third is of another process: fewer took as long
+        totals = the(both.sum(float(at))).totals
+        assert totals is not None
+        seen.append((totals.prompt_tokens, totals.first_token))
+    assert seen == [
+        (12, {30: 9, 33: 3}),
+        (13, {30: 9, 31: 1, 33: 3}),
+        (19, {30: 9, 31: 7, 33: 3}),
+    ]
+
+
+@pytest.mark.parametrize(("counted", "more"), [(500.0, 0), (3.0, 7)], ids=["older", "newer than the sum"])
+def test_what_a_gateway_counted_before_it_was_first_heard_is_left_out_unless_it_is_all_new(
+    counted: float, more: int
+) -> None:
+    both = DemandSum(["a", "b"], 0.0)
+    both.take("a", demand(5), 1.0)
+    assert the(both.sum(1.0)).arrivals == 5
+    both.take("b", demand(7, counted=counted), 4.0)
+    assert the(both.sum(4.0)).arrivals == 5 + more
+    both.take("b", demand(9, counted=counted + 1), 5.0)
+    assert the(both.sum(5.0)).arrivals == 5 + more + 2
+    both.take("b", demand(1, counted=0.5), 6.0)  # it restarts
+    assert the(both.sum(6.0)).arrivals == 5 + more + 2 + 1
 
 
 def test_money_that_the_ledger_has_counts_once_and_what_each_gateway_has_besides_is_added() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.operator.builders import NOW, pool, replica, service
 
-from busbar.kube.contracts.demand import Outcomes, ServiceDemand, SizeCount, WindowDemand
+from busbar.kube.contracts.demand import ServiceDemand, SizeCount, Totals, WindowDemand
 from busbar.kube.types import AcceleratorPool, ModelService
 from busbar.kube.types.service_status import ScaledBy, ScalingCause
 from busbar.operator.serving.fleet_input import Seen
@@ -93,7 +93,7 @@ class World:
             self.counted_s += 1
             demand = ServiceDemand(
                 namespace="team", name="web", overdue=self.overdue, windows=[w for s in (10, 60, 180) for w in windows(rate, s, self.kept)],
-                totals=Outcomes(),
+                totals=Totals(),
             )  # fmt: skip
             demand = demand if self.knows else ServiceDemand(namespace="team", name="web")
         pods = tuple(

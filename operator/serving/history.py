@@ -1,0 +1,160 @@
+"""A service's last day: what was answered, how long it took, what it cost. Pure.
+
+The gateway's totals and the usage in the status only grow; what a reading adds to the one before goes into a bin of an hour.
+Totals that have fallen are those of a gateway that restarted, and count from zero. Hours in which nothing came and nothing was
+spent have no bin. Of a day there are the last 24 whole hours and what has passed of this one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from busbar.kube.contracts.demand import TIME_EDGES_MS, Totals
+
+HOUR_S = 3600
+HOURS = 24
+Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Whole = Annotated[int, Field(ge=0)]
+Times = Annotated[dict[Annotated[int, Field(ge=0, le=len(TIME_EDGES_MS))], Whole], Field(max_length=100)]
+
+
+class Counts(BaseModel):
+    """What came and was spent within some time."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    requests: Whole = 0
+    """Answered or refused."""
+    within: Whole = 0
+    prompt_tokens: Whole = 0
+    output_tokens: Whole = 0
+    first_token: Times = Field(default_factory=dict)
+    per_token: Times = Field(default_factory=dict)
+    """By class of `TIME_EDGES_MS`."""
+    cost: Positive = 0.0
+    joules: Positive = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Of prompts and answers."""
+        return self.prompt_tokens + self.output_tokens
+
+    def add(self, other: Counts) -> None:
+        for name in ("requests", "within", "prompt_tokens", "output_tokens", "cost", "joules"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.first_token = dict(Counter(self.first_token) + Counter(other.first_token))
+        self.per_token = dict(Counter(self.per_token) + Counter(other.per_token))
+
+
+class Hour(Counts):
+    """One hour."""
+
+    number: int
+    """Since 1970."""
+
+
+class Spent(BaseModel):
+    """Totals of a status."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cost: Positive = 0.0
+    joules: Positive = 0.0
+
+
+class History(BaseModel):
+    """One service's hours, the oldest first; it goes on in another process from what `model_dump` says."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    hours: Annotated[list[Hour], Field(max_length=HOURS + 1)] = Field(default_factory=list)
+    spent: Spent | None = None
+    """At the last look."""
+    _last: Totals | None = None
+    _past: tuple[int, Counts] | None = None
+    """Of an hour, the sum of those before it that are in its day."""
+
+    def answered(self, totals: Totals, now_s: float) -> None:
+        """One reading of the gateway; the first one tells only where counting begins.
+
+        Args:
+            now_s: time of day, in seconds since 1970.
+        """
+        last, self._last = self._last, totals
+        if last is not None and totals != last:
+            self._add(_since(last, totals), now_s)
+
+    def used(self, spent: Spent, now_s: float) -> None:
+        """One look at the status' totals of money and joules."""
+        last, self.spent = self.spent, spent
+        if last is not None and spent != last:
+            more = Counts(cost=max(0.0, spent.cost - last.cost), joules=max(0.0, spent.joules - last.joules))
+            self._add(more, now_s)
+
+    def day(self, now_s: float) -> Counts:
+        number = int(now_s // HOUR_S)
+        if self._past is None or self._past[0] != number:
+            past = Counts()
+            for hour in self.hours:
+                if number - HOURS <= hour.number < number:
+                    past.add(hour)
+            self._past = number, past
+        found = self._past[1].model_copy()
+        for hour in self.hours:
+            if hour.number >= number:
+                found.add(hour)
+        return found
+
+    def _add(self, counts: Counts, now_s: float) -> None:
+        number = int(now_s // HOUR_S)
+        if not self.hours or self.hours[-1].number < number:
+            self.hours.append(Hour(number=number))
+        self.hours[-1].add(counts)  # of a clock that went back, too
+        if self._past is not None and self.hours[-1].number != self._past[0]:
+            self._past = None
+        self.hours = [hour for hour in self.hours if hour.number >= self.hours[-1].number - HOURS]
+
+
+def percentile_ms(times: Mapping[int, int], part: float) -> float | None:
+    """The time that this part of the answers did not exceed, within the width of a class; None: there were none.
+
+    Within its class it is where the answers would be if they were spread evenly by the logarithm of their time.
+    """
+    left = part * sum(times.values())
+    if not left:
+        return None
+    for place, count in sorted(times.items()):
+        if left <= count:
+            upper = TIME_EDGES_MS[min(place, len(TIME_EDGES_MS) - 1)]
+            return float(upper * 2 ** ((left / count - 1) / 4)) if place < len(TIME_EDGES_MS) else upper
+        left -= count
+    return TIME_EDGES_MS[-1]
+
+
+def _since(last: Totals, now: Totals) -> Counts:
+    before = _counters(last)
+    after = _counters(now)
+    if any(after[i][name] < count for i, counter in enumerate(before) for name, count in counter.items()):
+        before = (Counter(), Counter(), Counter())
+    counts, first, each = (b - a for a, b in zip(before, after, strict=True))
+    return Counts(
+        requests=counts["answered"] + counts["refused"],
+        within=counts["within"],
+        prompt_tokens=counts["prompt_tokens"],
+        output_tokens=counts["output_tokens"],
+        first_token={int(place): count for place, count in first.items()},
+        per_token={int(place): count for place, count in each.items()},
+    )
+
+
+def _counters(totals: Totals) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    names = ("answered", "refused", "within", "prompt_tokens", "output_tokens")
+    return (
+        Counter({name: getattr(totals, name) for name in names}),
+        Counter({str(place): count for place, count in totals.first_token.items()}),
+        Counter({str(place): count for place, count in totals.per_token.items()}),
+    )

@@ -1,0 +1,107 @@
+"""Keeps the services' last day over restarts of the operator: one object, written once a minute if something came or was spent.
+
+What came while no operator read the gateway is not in it, and of one that was killed the last minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from busbar.kube.client import KubeClient
+from busbar.kube.errors import ApiError, ConnectionFailed, Forbidden
+from busbar.operator.errors import Fenced
+from busbar.operator.serving.history import HOUR_S, HOURS, History
+from busbar.operator.settings import Settings
+from busbar.operator.steady_clock import CLOCK
+from busbar.operator.write.kept_object import AGAIN_S, MOST_BYTES, KeptObject
+
+log = logging.getLogger(__name__)
+
+NAME = "busbar-services"
+MOST_PLAIN_BYTES = 64_000_000
+_Kept = TypeAdapter(Annotated[dict[str, History], Field(max_length=100_000)])
+
+
+class HistoryKeeper:
+    """`load` once, then `run`. The histories, by the services' uids, are those that others add to."""
+
+    def __init__(
+        self,
+        reader: KubeClient,
+        writer: KubeClient,
+        histories: dict[str, History],
+        settings: Settings,
+        wall_s: Callable[[], float] = CLOCK.now_s,
+    ) -> None:
+        self._settings, self._wall_s, self._histories = settings, wall_s, histories
+        self._kept = KeptObject(reader, writer, settings.namespace, NAME, "the services' last day")
+        self._written = b""
+
+    async def load(self) -> None:
+        """Lets the histories go on from what was kept, if there is something."""
+        data = await self._kept.load() if self._settings.gateway_url else None
+        if data is None:
+            return
+        try:
+            self._histories.update(_decoded(data))
+        except ValueError as error:
+            log.warning("the services' last day cannot be read, and begins anew: %s", error)
+            return
+        self._written = data
+        log.info("the services' last day goes on", extra={"services": len(self._histories)})
+
+    async def run(self) -> None:
+        """Runs until cancelled; without a gateway nothing is counted, and there is nothing to keep."""
+        pause_s = period_s = self._settings.history_period_s
+        while self._settings.gateway_url:
+            await asyncio.sleep(pause_s)
+            pause_s = period_s
+            data = await asyncio.to_thread(self._encoded, self._now())
+            if data == self._written:
+                continue
+            try:
+                await self._kept.write(data)
+                self._written = data
+            except (ApiError, ConnectionFailed, Fenced) as error:
+                log.warning("the services' last day was not written, and is tried again: %s", error)
+                pause_s = period_s if isinstance(error, Forbidden) else min(period_s, AGAIN_S)
+
+    def _now(self) -> dict[str, History]:
+        """Copies, which another thread may read, of those with something to keep."""
+        oldest = int(self._wall_s() // HOUR_S) - HOURS
+        return {
+            uid: History(hours=[hour.model_copy() for hour in found.hours], spent=found.spent)
+            for uid, found in sorted(self._histories.items())
+            if found.spent is not None or any(hour.number >= oldest for hour in found.hours)
+        }
+
+    def _encoded(self, histories: dict[str, History]) -> bytes:
+        """Without the services with the fewest requests where all would be too large."""
+        kept, most = dict(histories), len(histories)
+        while len(data := zlib.compress(_Kept.dump_json(kept, exclude_defaults=True))) > MOST_BYTES:
+            most = most * 3 // 4
+            busiest = sorted(histories, key=lambda uid: -sum(h.requests for h in histories[uid].hours))
+            kept = {uid: histories[uid] for uid in sorted(busiest[:most])}
+        if most < len(histories):
+            log.warning(
+                "the services' last day is too large", extra={"services left out": len(histories) - most}
+            )
+        return data
+
+
+def _decoded(data: bytes) -> dict[str, History]:
+    """Raises ValueError."""
+    unpacked = zlib.decompressobj()
+    try:
+        plain = unpacked.decompress(data, MOST_PLAIN_BYTES)
+        if not unpacked.eof:
+            raise ValueError("it is too large, or not whole")
+        return _Kept.validate_json(plain)
+    except (zlib.error, ValidationError) as error:
+        raise ValueError(str(error)) from error
