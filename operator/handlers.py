@@ -49,7 +49,7 @@ from busbar.operator.serving.demand import DemandReader
 from busbar.operator.serving.fleet_input import Seen
 from busbar.operator.serving.fleets import Fleets, Plan
 from busbar.operator.serving.history import Counts, History, Spent
-from busbar.operator.serving.metrics import ScalingMetrics
+from busbar.operator.serving.metrics import Scaled, ScalingMetrics
 from busbar.operator.serving.names import holders as name_holders
 from busbar.operator.serving.reconcile import reconcile as reconcile_service
 from busbar.operator.serving.replicas import wanted_indexes
@@ -284,7 +284,12 @@ class Handlers:
             acts, waits = bool(update.actions), bool(decisions)
             await self._writer.write_status(MODEL_SERVICES, service, update.status, acts=acts, waits=waits)
         told = service.spec.slo is not None or service.spec.scaling.warm is not None
-        self._scales.show(key, view.plan, update.scaled, own if told else ())
+        scaled = (
+            Scaled(update.scaled, view.status.desired_replicas or 0, update.status.desired_replicas or 0)
+            if update.scaled is not None and update.status is not None
+            else None
+        )
+        self._scales.show(key, view.plan, scaled, own if told else (), self.clock())
         await self._carry_out(KIND_SERVICE, key, update.actions)
         for reason, message in update.notices:
             self._writer.notice(MODEL_SERVICES, service, reason, message)

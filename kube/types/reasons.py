@@ -28,6 +28,8 @@ class ConditionType(StrEnum):
     """Pods of no job use capacity of a pool."""
     EXTERNALLY_SCALED = "ExternallyScaled"
     """`spec.replicas` or `spec.scaling.external` of a service decides the number of its replicas, not Busbar."""
+    NODE_SHORTAGE = "NodeShortage"
+    """A service lacks nodes, or names a type that no pool has; absent until it first does."""
 
 
 class Reason(StrEnum):
@@ -94,6 +96,12 @@ class Reason(StrEnum):
     """`spec.replicas` went up and down repeatedly within minutes: several may write it."""
     NO_EXTERNAL_TARGET = "NoExternalTarget"
     """Neither is set."""
+    NODE_SHORTAGE = "NodeShortage"
+    """Replicas of a service find no room that more nodes would not give."""
+    ACCELERATOR_WITHOUT_POOL = "AcceleratorWithoutPool"
+    """`spec.accelerators` names a type that no AcceleratorPool has."""
+    NODES_SUFFICE = "NodesSuffice"
+    """No replica waits for nodes any more."""
     NODES_READY = "NodesReady"
     NO_NODES = "NoNodes"
     OBSERVING = "Observing"

@@ -6,6 +6,8 @@ target, because the object then does not reach what its spec asks for, although 
 ``ExternallyScaled`` is true while ``spec.replicas`` or ``spec.scaling.external`` is there. Who wrote it is not known here: the cache leaves
 ``managedFields`` out. Two writers that disagree show in the history: the number goes up and down within minutes, which
 no single autoscaler with a window for going down does.
+
+``NodeShortage`` is there once nodes were missing (``shortage.py``).
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ NOTICED = (
     Reason.TARGET_UNREACHABLE,
     Reason.EXTERNAL_TARGET_ALTERNATES,
     Reason.EXTERNAL_TARGET_UNUSABLE,
+    Reason.NODE_SHORTAGE,
+    Reason.ACCELERATOR_WITHOUT_POOL,
 )
 """Reasons that are also told by an event."""
 
@@ -41,8 +45,9 @@ def conditions_of(
     history: Iterable[ScalingDecision],
     *,
     running: bool,
+    lacks: tuple[bool, Reason, str] | None = None,
 ) -> list[Condition]:
-    """All conditions of the service as it is now; `history` are its last scalings."""
+    """All conditions of the service as it is now; `history` are its last scalings, `lacks` see `shortage.py`."""
 
     def made(kind: str, holds: bool, why: str, text: str) -> Condition:
         return conditions(
@@ -55,6 +60,7 @@ def conditions_of(
         made(ConditionType.READY, *(ready if unreachable else (phase in READY_PHASES, reason, message))),
         made(ConditionType.RUNNING, running, reason, message),
         made(ConditionType.EXTERNALLY_SCALED, *_external(view, history)),
+        *([made(ConditionType.NODE_SHORTAGE, *lacks)] if lacks is not None else []),
     ]
 
 

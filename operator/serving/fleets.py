@@ -37,7 +37,7 @@ from busbar.operator.serving.fleet_input import (
     target_of,
 )
 from busbar.operator.serving.replica_speed import Speeds, slo_of, speeds
-from busbar.operator.serving.room import held_back, held_back_sentence, zones_missing
+from busbar.operator.serving.room import held_back, held_back_sentence, out_of_stock, zones_missing
 from busbar.operator.serving.shares import Shares, shares_now
 from busbar.operator.serving.sizes import Sizes
 from busbar.operator.serving.trust import WINDOW_S, Trust
@@ -116,6 +116,11 @@ class Plan:
     """Engine modes of replicas, by pool, where they are chosen."""
     predicted: frozenset[str] = frozenset()
     """Pools whose speed is not measured."""
+    full: frozenset[str] = frozenset()
+    """All pools, where the load needs more replicas and none has room for one."""
+    over_since_s: float | None = None
+    """Since when more comes than the replicas sustain that were wanted before this plan, or requests wait too long: the moment
+    of the first reading that said so (`Seen.now_s`). None: they suffice."""
 
     def scaled_by(self, service: ModelService) -> ScaledBy:
         if service.spec.external_replicas is not None:
@@ -154,6 +159,7 @@ class _State:
     target: dict[str, int] | None = None
     change: Change | None = None
     held: Change | None = None
+    over_since_s: float | None = None
     waiting_since: dict[str, float] = field(default_factory=dict)
     blocked_until: dict[str, float] = field(default_factory=dict)
     plan: Plan = field(default_factory=lambda: Plan(unreachable=None))
@@ -203,7 +209,8 @@ class Fleets:
         elif seen.demand is None:
             state.plan = _blind(state, seen)
         recent, hour = (state.attainment.over(s, seen.now_s) for s in (RECENT_S, HOUR_S))
-        return replace(state.plan, attainment=recent, attainment_hour=hour)
+        over = state.over_since_s
+        return replace(state.plan, attainment=recent, attainment_hour=hour, over_since_s=over)
 
 
 def _learn(state: _State, seen: Seen, demand: ServiceDemand) -> None:
@@ -277,7 +284,7 @@ def _plan(state: _State, seen: Seen, demand: ServiceDemand) -> Plan:
 
 
 def _in_flight(state: _State, seen: Seen, why: str, unreachable: str | None = None) -> Plan:
-    state.target, state.change, state.held = None, None, None
+    state.target, state.change, state.held, state.over_since_s = None, None, None, None
     _rest(state, seen)
     zones = seen.service.spec.scaling.min_zones is not None
     also = " Meanwhile scaling.minZones is not looked at." if zones else ""
@@ -346,6 +353,7 @@ def _decide(state: _State, seen: Seen, fleet: Fleet, rate: float, demand: Servic
         _within_bounds(state, fleet, target)
     state.target = target
     fleet.limits = limits_of(seen, fleet.columns, state.target or {}, _blocked(state, seen))
+    state.over_since_s = _over_since(state, seen, fleet, rate, demand, target)
     serving = {name: min(count, target.get(name, 0)) for name, count in ready(seen).items()}
     decision = fleet.decide(
         Observation(
@@ -371,6 +379,17 @@ def _decide(state: _State, seen: Seen, fleet: Fleet, rate: float, demand: Servic
         state.held = Change(LIMITED[fleet.limited], text, load, room)
         if decision is not None and decision.cause in (Cause.FORECAST, Cause.PANIC):
             state.change = state.held
+
+
+def _over_since(
+    state: _State, seen: Seen, fleet: Fleet, rate: float, demand: ServiceDemand, target: Mapping[str, int]
+) -> float | None:
+    """Since when the wanted replicas do not suffice, as `Plan.over_since_s` has it."""
+    each = _rooms(state, seen, fleet).each
+    sustained = sum(each.get(name, 0.0) * count for name, count in target.items())
+    if not demand.overdue and rate <= sustained:
+        return None
+    return state.over_since_s if state.over_since_s is not None else seen.now_s
 
 
 def _external(state: _State, seen: Seen, fleet: Fleet, rate: float, desired: int) -> dict[str, int]:
@@ -438,6 +457,11 @@ def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: 
         lead_s = fleet.settings.forecast.horizon_s
         ahead = Ahead(rate, made.expected, made.upper, lead_s, made.method, fleet.forecast.calibration)
     target = state.target if state.target is not None else target_of(seen.service) or alive(seen)
+    full = frozenset(
+        out_of_stock(fleet.columns, fleet.limits, target, rooms.each, ahead.upper)
+        if ahead is not None
+        else ()
+    )
     if not message and ahead is not None:
         message = held_back(fleet.columns, fleet.limits, target, rooms.each, ahead.upper)
     message = message or zones_missing(seen.service.spec.scaling.min_zones, fleet.limits, seen.room)
@@ -461,6 +485,7 @@ def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: 
         held=state.held,
         modes=dict(state.speeds.modes),
         predicted=frozenset(state.speeds.predicted),
+        full=full,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -16,6 +17,24 @@ _KINDS = ("now", "forecast", "p90")
 _TIMES = ("5m", "1h")
 _STATES = ("ready", "starting", "sleeping")
 """The others leave."""
+_REACTION_S = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """One change of the desired replicas."""
+
+    why: Change
+    before: int
+    desired: int
+
+
+@dataclass(frozen=True)
+class _Awaited:
+    """Replicas that a decision added because more came than the others sustain."""
+
+    since_s: float
+    desired: int
 
 
 class ScalingMetrics:
@@ -53,6 +72,17 @@ class ScalingMetrics:
             buckets=(0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0),
             registry=registry,
         )
+        self.reaction = Histogram(
+            "busbar_service_reaction_seconds",
+            "From the first reading of the gateway with more load than the wanted replicas sustain, or with requests that "
+            "wait too long, to the decision that adds some, and until as many are ready",
+            ["step"],
+            buckets=_REACTION_S,
+            registry=registry,
+        )
+        for step in ("decision", "ready"):
+            self.reaction.labels(step)
+        self._awaited: dict[Key, _Awaited] = {}
         self.replicas = Gauge(
             "busbar_service_replicas",
             "Replicas that take requests, that start or wake, and that sleep",
@@ -60,15 +90,20 @@ class ScalingMetrics:
             registry=registry,
         )
 
-    def show(self, key: Key, plan: Plan | None, scaled: Change | None, pods: Iterable[Pod] = ()) -> None:
+    def show(
+        self, key: Key, plan: Plan | None, scaled: Scaled | None, pods: Iterable[Pod] = (), now_s: float = 0.0
+    ) -> None:
         """After a reconcile of the service.
 
         Args:
             pods: its replicas; none where it has neither a latency target nor replicas that may sleep.
+            now_s: by the clock that `Plan.over_since_s` is told by.
         """
+        pods = tuple(pods)
         self._show_replicas(key, pods)
         if scaled is not None:
-            self.decisions.labels(scaled.cause.value).inc()
+            self.decisions.labels(scaled.why.cause.value).inc()
+        self._show_reaction(key, plan, scaled, sum(pod.takes_requests for pod in pods), now_s)
         if plan is None:
             self.forget(key)
             return
@@ -89,8 +124,26 @@ class ScalingMetrics:
             else:
                 self._drop(self.kept, name, (over,))
 
+    def _show_reaction(
+        self, key: Key, plan: Plan | None, scaled: Scaled | None, ready: int, now_s: float
+    ) -> None:
+        """Of changes that the load made; one that it did not is the end of what was awaited."""
+        if plan is None:
+            self._awaited.pop(key, None)
+            return
+        if scaled is not None:
+            self._awaited.pop(key, None)
+            if scaled.desired > scaled.before and plan.over_since_s is not None:
+                self.reaction.labels("decision").observe(max(0.0, now_s - plan.over_since_s))
+                self._awaited[key] = _Awaited(plan.over_since_s, scaled.desired)
+        awaited = self._awaited.get(key)
+        if awaited is not None and ready >= awaited.desired:
+            self.reaction.labels("ready").observe(max(0.0, now_s - awaited.since_s))
+            del self._awaited[key]
+
     def gone(self, key: Key) -> None:
         """The service is deleted."""
+        self._awaited.pop(key, None)
         self.forget(key)
         self._show_replicas(key, [])
 

@@ -83,6 +83,27 @@ def held_back(
     return held_back_sentence(columns, limits, target, load) if held_back_by(columns, target, limits) else ""
 
 
+def out_of_stock(
+    columns: Sequence[Column],
+    limits: Limits,
+    target: Mapping[str, int],
+    each: Mapping[str, float],
+    load: float,
+) -> set[str]:
+    """The pools of a service whose load needs more replicas than all of them have room for; empty where one has, or where it is
+    not only room that is missing. Arguments as for `held_back`."""
+    if sum(each.get(pool, 0.0) * count for pool, count in target.items()) >= load:
+        return set()
+    used = {c.pool: 0 for c in columns}
+    for c in columns:
+        used[c.pool] += c.accelerators * target.get(c.key, 0)
+    has_room = any(
+        c.pool not in limits.stock or used[c.pool] + c.accelerators <= limits.stock[c.pool] for c in columns
+    )
+    bounded = limits.quota is not None and sum(target.values()) >= limits.quota
+    return set() if has_room or bounded or held_back_by(columns, target, limits) else set(used)
+
+
 def held_back_sentence(
     columns: Sequence[Column], limits: Limits, target: Mapping[str, int], load: float
 ) -> str:

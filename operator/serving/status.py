@@ -33,6 +33,7 @@ from busbar.operator.serving.scaling_status import (
     per_token,
     pool_rows,
 )
+from busbar.operator.serving.shortage import shortage
 from busbar.operator.serving.tenant_status import tenant_rows
 from busbar.operator.serving.view import ServiceView
 from busbar.operator.watch.projections import Pod, Sleep
@@ -73,7 +74,8 @@ def status_of(
     if is_scaling(old, desired):
         fields["last_scale_time"] = view.now
     history = entries if isinstance(entries := fields.get("scaling_history"), list) else old.scaling_history
-    found = conditions_of(view, phase, reason, message, history or (), running=bool(serving))
+    lacks = shortage(view, desired, decisions)
+    found = conditions_of(view, phase, reason, message, history or (), running=bool(serving), lacks=lacks)
     if (phase, reason) != (old.phase, old.reason) or outlines(found) != outlines(old.conditions):
         fields["conditions"] = found
     seen = _last_request(view)

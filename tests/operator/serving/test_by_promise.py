@@ -29,7 +29,7 @@ from busbar.operator.serving.demand import DemandReader
 from busbar.operator.serving.fleet_input import prices_of, start_seconds
 from busbar.operator.serving.fleets import Ahead, Change, Plan
 from busbar.operator.serving.history import Counts
-from busbar.operator.serving.metrics import ScalingMetrics
+from busbar.operator.serving.metrics import Scaled, ScalingMetrics
 from busbar.operator.serving.reconcile import reconcile
 from busbar.operator.serving.replica_speed import slo_of, speeds
 from busbar.operator.serving.replicas import kept_pods
@@ -452,7 +452,7 @@ def test_each_answer_of_the_gateway_is_numbered_and_a_wait_is_looked_at_each_tim
 def test_metrics_show_demand_capacity_and_attainment_and_forget_a_service_that_is_gone() -> None:
     registry = CollectorRegistry()
     metrics, key = ScalingMetrics(registry), Key("team", "web")
-    metrics.show(key, plan({"l4": 1}), PANIC)
+    metrics.show(key, plan({"l4": 1}), Scaled(PANIC, 0, 1))
     text = generate_latest(registry).decode()
     for line in (
         'busbar_service_demand_rps{kind="p90",namespace="team",service="web"} 7.25',
@@ -466,6 +466,35 @@ def test_metrics_show_demand_capacity_and_attainment_and_forget_a_service_that_i
     metrics.forget(key)
     metrics.forget(key)
     assert 'service="web"' not in generate_latest(registry).decode()
+
+
+def test_the_reaction_is_told_from_the_first_reading_with_too_much_until_the_decision_and_until_it_is_ready() -> (
+    None
+):
+    registry, key = CollectorRegistry(), Key("team", "web")
+    metrics = ScalingMetrics(registry)
+
+    def told(step: str) -> tuple[float | None, float | None]:
+        name, labels = "busbar_service_reaction_seconds", {"step": step}
+        return registry.get_sample_value(f"{name}_count", labels), registry.get_sample_value(
+            f"{name}_sum", labels
+        )
+
+    over, calm = plan({"l4": 3}, over_since_s=100.0), plan({"l4": 3})
+    ready, starting = [on("l4", 0), on("l4", 1)], [on("l4", 2, ready=False)]
+    metrics.show(key, over, None, ready, 100.5)
+    assert told("decision") == (0, 0), "nothing is decided yet"
+    metrics.show(key, over, Scaled(PANIC, 2, 3), ready, 101.5)
+    assert (told("decision"), told("ready")) == ((1, 1.5), (0, 0))
+    metrics.show(key, calm, None, [*ready, *starting], 110.0)
+    assert told("ready") == (0, 0)
+    metrics.show(key, calm, None, [*ready, on("l4", 2)], 160.0)
+    metrics.show(key, calm, None, [*ready, on("l4", 2)], 161.0)
+    assert told("ready") == (1, 60.0)
+    metrics.show(key, calm, Scaled(PANIC, 3, 4), ready, 200.0)  # foreseen: the load has not come yet
+    metrics.show(key, over, Scaled(PANIC, 4, 5), ready, 300.0)
+    metrics.show(key, calm, Scaled(PANIC, 5, 2), ready, 301.0)  # taken back before it was ready
+    assert (told("decision"), told("ready")) == ((2, 201.5), (1, 60.0))
 
 
 def test_what_was_measured_on_a_type_outlives_the_replicas_there_but_not_the_model() -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from prometheus_client import CollectorRegistry
 from tests.operator.builders import NOW, pool, replica, service
 from tests.operator.serving.test_reconcile import view
 
-from busbar.kube.types import ModelService
+from busbar.kube.informer import Key
+from busbar.kube.types import API_VERSION, ModelService
 from busbar.operator.serving.claims import claims
+from busbar.operator.serving.fleets import Ahead, Plan
+from busbar.operator.serving.metrics import ScalingMetrics
 from busbar.operator.serving.reconcile import reconcile
 from busbar.operator.serving.replicas import kept_pods, wanted_indexes
 from busbar.operator.watch.projections import Pod
@@ -112,3 +119,18 @@ def test_zero_everywhere_is_zero_and_a_request_wakes_one_anywhere() -> None:
     assert of.status is not None
     assert of.status.desired_replicas == 0
     assert "except that a request wakes the service" in (of.status.conditions or [])[2].message
+
+
+def test_the_example_for_keda_asks_for_metrics_that_exist_of_an_object_that_can_be_scaled() -> None:
+    scaled = yaml.safe_load((Path(__file__).parents[3] / "examples/keda-scaledobject.yaml").read_text())[
+        "spec"
+    ]
+    target = scaled["scaleTargetRef"]
+    assert (target["apiVersion"], target["kind"]) == (API_VERSION, "ModelService")
+    registry, key = CollectorRegistry(), Key("team-a", target["name"])
+    ahead, kept = Ahead(6.0, 6.5, 7.25, 90.0, "trend", 0.93), (0.98, 600)
+    ScalingMetrics(registry).show(key, Plan({"l4": 1}, ahead=ahead, attainment=kept), None)
+    for trigger in scaled["triggers"]:
+        [(name, labels)] = re.findall(r"(busbar_\w+)\{(.*?)\}", trigger["metadata"]["query"])
+        wanted = dict(re.findall(r'(\w+)="(.*?)"', labels))
+        assert registry.get_sample_value(name, wanted) is not None, trigger

@@ -166,6 +166,9 @@ def test_a_burst_beyond_what_is_live_is_answered_in_the_next_second_with_its_cau
     assert plan.change is not None
     assert plan.change.cause is ScalingCause.PANIC
     assert "last ten seconds" in plan.change.reason
+    assert plan.over_since_s == world.now_s
+    assert world.plans[-2].over_since_s is None
+    assert world.run(1, 2.5 * rate).over_since_s is None, "those that start count"
 
 
 def test_requests_that_wait_half_of_the_target_add_a_replica_although_the_rate_is_low() -> None:
@@ -390,6 +393,18 @@ def test_quota_and_power_are_rows_of_the_mix_and_the_message_names_those_that_ho
     target = world.run(60, 7 * rate).target
     assert target is not None
     assert (target["t4"], target["l4"] > 3) == (2, True), "a quota below what runs stops nothing else"
+
+
+def test_pools_without_room_are_told_where_the_load_needs_more_and_nothing_else_holds_it_back() -> None:
+    world = one(pools=(kind("l4", 1.0, capacity=2),))
+    rate = each(world)
+    assert world.run(60, 1.5 * rate).full == frozenset()
+    assert world.run(60, 5 * rate).full == {"l4"}
+    world.room = ServiceRoom({"l4": 2}, (Row("the tenant's quota", {"l4": 1.0}, 2.0, LimitKind.QUOTA),))
+    assert world.run(60, 5 * rate).full == frozenset(), "more nodes would not help"
+    world.room, world.pools = None, (kind("l4", 1.0, capacity=16),)
+    world.spec = {"maxReplicas": 2}
+    assert world.run(60, 5 * rate).full == frozenset(), "nor would they here"
 
 
 def test_replicas_from_outside_are_split_over_the_types_by_the_mix() -> None:

@@ -1,0 +1,80 @@
+"""Whether a service lacks nodes: for people, and for whoever adds nodes (a cloud's node autoscaler reads the event). Pure.
+
+Quota, power and budgets are no shortage of nodes, nor is room that other work will be asked to leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from busbar.kube.types.reasons import ConditionType, Reason
+from busbar.operator.decisions import Decision, Wait
+from busbar.operator.serving.view import ServiceView
+from busbar.scheduler import WaitCode
+
+LACKING = frozenset(
+    {WaitCode.NO_ACCELERATOR, WaitCode.NODE_TOO_SMALL, WaitCode.CAPACITY, WaitCode.FRAGMENTED}
+)
+"""Reasons of the scheduler that more nodes would remove."""
+
+
+def shortage(
+    view: ServiceView, desired: int, decisions: Iterable[Decision]
+) -> tuple[bool, Reason, str] | None:
+    """Of the condition NodeShortage: whether it is true, its reason and its sentence; None: nothing was ever missing."""
+    if found := _without_pool(view) or _missing(view, desired, decisions):
+        return True, *found
+    before = next((c for c in view.status.conditions or () if c.type == ConditionType.NODE_SHORTAGE), None)
+    if before is None:
+        return None
+    waits = any(isinstance(decision, Wait) for decision in decisions)
+    if (
+        before.reason == Reason.NODE_SHORTAGE
+        and before.status == "True"
+        and not waits
+        and _lacks(view, desired)
+    ):
+        return True, Reason.NODE_SHORTAGE, before.message
+    return False, Reason.NODES_SUFFICE, "No replica waits for nodes."
+
+
+def _without_pool(view: ServiceView) -> tuple[Reason, str] | None:
+    """Types in spec.accelerators that no pool has."""
+    types = sorted({pool.spec.accelerator for pool in view.pools.values()})
+    unknown = [name for name in view.service.spec.accelerators or () if name not in types]
+    if not unknown or not types:
+        return None
+    return (
+        Reason.ACCELERATOR_WITHOUT_POOL,
+        f"spec.accelerators names {', '.join(unknown)}, and no AcceleratorPool has it; there are {', '.join(types)}.",
+    )
+
+
+def _missing(view: ServiceView, desired: int, decisions: Iterable[Decision]) -> tuple[Reason, str] | None:
+    if view.off is not None:
+        return None
+    if view.plan is not None and view.plan.full:
+        names = ", ".join(sorted(view.plan.full))
+        text = f"The load needs more replicas, and the nodes of every pool that could serve it are full: {names}."
+        return Reason.NODE_SHORTAGE, f"{text} Missing: nodes with {_types(view)}."
+    wait = next((d for d in decisions if isinstance(d, Wait) and d.reason in LACKING), None)
+    if wait is None:
+        return None
+    text = f"Replicas find no room: {wait.message}"
+    return Reason.NODE_SHORTAGE, f"{text} Missing: nodes with {_types(view)}."
+
+
+def _lacks(view: ServiceView, desired: int) -> bool:
+    """Whether replicas are wanted that have no pod yet."""
+    return (
+        view.off is None and sum(not (pod.ended or pod.leaving or pod.parked) for pod in view.pods) < desired
+    )
+
+
+def _types(view: ServiceView) -> str:
+    """Those that the service may use."""
+    allowed = view.service.spec.accelerators
+    if allowed:
+        return " or ".join(allowed)
+    pools = (p.spec for p in view.pools.values() if p.spec.tenants is None or view.tenant in p.spec.tenants)
+    return " or ".join(sorted({pool.accelerator for pool in pools})) or "any accelerator"
