@@ -28,7 +28,7 @@ ORDER = (ACCELERATOR_POOLS, POWER_DOMAINS, TENANTS, PERFORMANCE_PROFILES, TRAINI
 ENDED = frozenset({"Succeeded", "Failed"})
 
 _RUN = (
-    "attempt", "workloadClass", "progress", "model", "memory", "checkpoint", "lostWork", "fingerprint",
+    "attempt", "workloadClass", "progress", "model", "adapters", "memory", "checkpoint", "lostWork", "fingerprint",
     "preemptions", "restarts", "lastMoveTime", "evaluation", "usage", "startTime", "outputUri",
 )  # fmt: skip
 """What a job that has not ended keeps of its status: what it did, not where it was or waited."""

@@ -34,6 +34,7 @@ from busbar.kube.types.training_job import (
     TrainingPhase,
     Usage,
 )
+from busbar.kube.types.training_words import adapter_words
 
 TONES = {
     "Running": "go",
@@ -126,6 +127,8 @@ class JobView:
     finished: bool
     deleting: bool
     evaluation: dict[str, float]
+    adapters: tuple[tuple[str, str], ...]
+    """Name and progress of each, where a job trains several."""
     output: str
     conditions: ConditionRows
     waiting: list[tuple[str, str]]
@@ -191,6 +194,7 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         finished=phase in TERMINAL_PHASES,
         deleting=meta.deletion_timestamp is not None,
         evaluation=_evaluation(status.evaluation),
+        adapters=tuple((row.name, adapter_words(row)) for row in status.adapters or ()),
         output=status.output_uri or (spec.output.uri if spec.output is not None else ""),
         conditions=conditions(status, now),
         waiting=waiting_facts(waiting),

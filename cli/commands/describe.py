@@ -161,6 +161,7 @@ def _job(found: Object) -> list[tuple[str, object]]:
         ("Activations", _part(status, "progress").get("activations")),
         ("Deadline", _deadline(found)),
         ("Trained", _trained(_part(status, "model"))),
+        *_adapters(status),
         ("Loss", progress.loss),
         ("Speed", f"{progress.tokens_per_second:.0f} tokens/s" if progress.tokens_per_second else None),
         ("Step", _step(_part(_part(status, "progress"), "stepSeconds"))),
@@ -187,6 +188,15 @@ def _trained(model: dict[str, Any]) -> str | None:
     trained, whole = model.get("trainableParameters", 0), model.get("parameters", 0)
     what = model.get("adapter") or ("weights that are not frozen" if trained < whole else None)
     return None if what is None else f"{what}: {trained:,} of {whole:,} parameters"
+
+
+def _adapters(status: dict[str, Any]) -> list[tuple[str, object]]:
+    """Each of several adapters."""
+    from busbar.kube.types.training_job import AdapterProgress
+    from busbar.kube.types.training_words import adapter_words
+
+    rows = [AdapterProgress.model_validate(row) for row in status.get("adapters") or []]
+    return [(f"Adapter {row.name}", adapter_words(row)) for row in rows]
 
 
 def _service(found: Object) -> list[tuple[str, object]]:

@@ -197,6 +197,21 @@ class ModelReport(WireModel):
     """The adapter in words; None: the model's own weights are trained, all or some."""
 
 
+class AdapterProgressReport(WireModel):
+    """One of several adapters that a job trains one after another."""
+
+    name: Annotated[str, Field(max_length=63)]
+    step: int = 0
+    steps: int = 0
+    loss: float | None = None
+    """Of its last step."""
+    finished: bool = False
+    """Its result is written."""
+    evaluation: EvaluationReport | None = None
+    fingerprint: FingerprintReport | None = None
+    """Equal to that of the same adapter in a job of its own."""
+
+
 class TrainingStatus(WireModel):
     """`GET /status` of a training pod; without `losses` it is also the termination message."""
 
@@ -229,6 +244,8 @@ class TrainingStatus(WireModel):
     """None: nothing was predicted."""
     evaluation: EvaluationReport | None = None
     fingerprint: FingerprintReport | None = None
+    adapters: list[AdapterProgressReport] = Field(default_factory=list, max_length=16)
+    """Of a job that trains several; steps of the whole job then count through all of them."""
     losses: list[tuple[int, float]] = Field(default_factory=list, max_length=200)
     report: MaybeTrainingReport = None
 
@@ -236,11 +253,13 @@ class TrainingStatus(WireModel):
         """This status in at most 4 KiB of JSON: without losses, and without the report if that does not fit."""
         memory = self.memory and self.memory.model_copy(update={"device_owners": {}, "host_owners": {}})
         slim = self.model_copy(update={"losses": [], "memory": memory})
-        for candidate in (slim, slim.model_copy(update={"report": None, "message": self.message[:512]})):
+        short = slim.model_copy(update={"report": None, "message": self.message[:512]})
+        bare = [each.model_copy(update={"evaluation": None, "fingerprint": None}) for each in self.adapters]
+        for candidate in (slim, short, short.model_copy(update={"adapters": bare})):
             text = candidate.model_dump_json(by_alias=True, exclude_none=True)
             if len(text.encode()) <= TERMINATION_LIMIT_BYTES:
                 return text
-        return slim.model_copy(update={"report": None, "message": ""}).model_dump_json(
+        return slim.model_copy(update={"report": None, "message": "", "adapters": []}).model_dump_json(
             by_alias=True, exclude_none=True
         )
 

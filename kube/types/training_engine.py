@@ -259,6 +259,7 @@ class Evaluation(SpecModel):
     )
 
 
+AdapterName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)]
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", max_length=128)]
 
 
@@ -297,6 +298,25 @@ class Adapter(SpecModel):
     )
 
 
+MOST_ADAPTERS = 16
+"""Of one job."""
+Steps = Annotated[int, Field(ge=1, le=100_000_000)]
+Seed = Annotated[int, Field(ge=0, le=2_147_483_647)]
+
+
+class NamedAdapter(Adapter):
+    """One of several adapters of one model; what is left out is as the engine has it."""
+
+    name: AdapterName = Field(description="Its subfolder of the output, and of the checkpoints.")
+    data: DataSource | None = Field(default=None, description="Its own training text; default engine.data.")
+    steps: Steps | None = Field(default=None, description="Its own optimizer steps; default engine.steps.")
+    batch: Batch | None = Field(default=None, description="Its own batch; default engine.batch.")
+    optimizer: Optimizer | None = Field(
+        default=None, description="Its own optimizer and schedule; default engine.optimizer."
+    )
+    seed: Seed | None = Field(default=None, description="Its own seed; default engine.seed.")
+
+
 class Parallelism(SpecModel):
     """How the pods of a gang share a step."""
 
@@ -323,9 +343,28 @@ class TrainingEngine(SpecModel):
             holds=lambda engine: engine.adapter is None or engine.model.uri is not None,
         ),
         Rule(
-            cel="!has(self.freeze) || !has(self.adapter)",
+            cel="!has(self.adapters) || has(self.model.uri)",
+            message="adapters need model.uri, the saved weights that they adapt",
+            holds=lambda engine: engine.adapters is None or engine.model.uri is not None,
+        ),
+        Rule(
+            cel="!has(self.adapters) || !has(self.adapter)",
+            message="adapter is one, and adapters are several; remove one of the two",
+            holds=lambda engine: engine.adapters is None or engine.adapter is None,
+        ),
+        Rule(
+            cel="!has(self.freeze) || !(has(self.adapter) || has(self.adapters))",
             message="beside an adapter all weights of the model are frozen already; remove freeze, or adapter",
-            holds=lambda engine: engine.freeze is None or engine.adapter is None,
+            holds=lambda engine: engine.freeze is None or not engine.has_adapters,
+        ),
+        Rule(
+            cel="!has(self.adapters) || self.adapters.all(a, (has(a.optimizer) ? a.optimizer.warmupSteps : "
+            "(has(self.optimizer) ? self.optimizer.warmupSteps : 0)) <= (has(a.steps) ? a.steps : self.steps))",
+            message="an adapter's optimizer.warmupSteps must not exceed its steps",
+            field_path=".adapters",
+            holds=lambda engine: all(
+                each.optimizer.warmup_steps <= each.steps for _, each in engine.runs if engine.adapters
+            ),
         ),
         Rule(
             cel="has(self.tokenizer) || has(self.model.uri)",
@@ -359,6 +398,21 @@ class TrainingEngine(SpecModel):
     adapter: Adapter | None = Field(
         default=None, description="Train a LoRA adapter of the model; default all of its weights."
     )
+    adapters: (
+        Annotated[
+            list[NamedAdapter],
+            Field(
+                min_length=1,
+                max_length=MOST_ADAPTERS,
+                json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            ),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Train several LoRA adapters of the model one after another, each as a job of its own would, in the memory "
+        "of one.",
+    )
     freeze: Annotated[list[ParameterPattern], Field(min_length=1, max_length=64)] | None = Field(
         default=None,
         description="Patterns of the names of parameters that are not trained, as the model's own code names them, e.g. "
@@ -366,7 +420,7 @@ class TrainingEngine(SpecModel):
         "Tied weights are frozen if one of their names matches; default none.",
     )
     data: DataSource = Field(description="The training text.")
-    steps: Annotated[int, Field(ge=1, le=100_000_000)] = Field(
+    steps: Steps = Field(
         description="Optimizer steps of the whole run; a later run with more steps continues a finished one."
     )
     batch: Batch = Field(
@@ -405,9 +459,7 @@ class TrainingEngine(SpecModel):
         description="CPU threads of the engine; default the cores that the pod requests, or those of the checkpoint "
         "from which the run continues: restarts are bit-equal only with the same number.",
     )
-    seed: Annotated[int, Field(ge=0, le=2_147_483_647)] = Field(
-        default=0, description="Seed of the whole run."
-    )
+    seed: Seed = Field(default=0, description="Seed of the whole run.")
     max_bad_steps: Annotated[int, Field(ge=1, le=10_000)] = Field(
         default=10,
         description="End the run after this many steps in a row whose gradient norm is not finite. Such a step is "
@@ -416,3 +468,31 @@ class TrainingEngine(SpecModel):
     evaluation: Evaluation | None = Field(
         default=None, description="Evaluate on the held-out files at the end."
     )
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether the model's own weights stay as they are."""
+        return self.adapter is not None or self.adapters is not None
+
+    @property
+    def runs(self) -> list[tuple[str, "TrainingEngine"]]:
+        """What is trained, one after another: each of `adapters` by its name as a job of its own, or the whole, without one."""
+        return [(each.name, self._alone(each)) for each in self.adapters or ()] or [("", self)]
+
+    @property
+    def all_steps(self) -> int:
+        """Optimizer steps of all that is trained."""
+        return sum(each.steps for _, each in self.runs)
+
+    def _alone(self, entry: NamedAdapter) -> "TrainingEngine":
+        own = {
+            "data": entry.data,
+            "steps": entry.steps,
+            "batch": entry.batch,
+            "optimizer": entry.optimizer,
+            "seed": entry.seed,
+        }
+        given = {name: value for name, value in own.items() if value is not None}
+        fields = {name: getattr(entry, name) for name in Adapter.model_fields}
+        adapter = Adapter.model_construct(**fields)  # checked already; 0 stays what it is
+        return self.model_copy(update={"adapters": None, "adapter": adapter, **given})

@@ -26,7 +26,7 @@ from busbar.kube.types.meta import (
 from busbar.kube.types.pod_template import PodTemplate
 from busbar.kube.types.rules import Rule, exactly_one_of, immutable
 from busbar.kube.types.shape import AcceleratorList, GangShape
-from busbar.kube.types.training_engine import EngineMode, Order, Sharding, TrainingEngine
+from busbar.kube.types.training_engine import MOST_ADAPTERS, EngineMode, Order, Sharding, TrainingEngine
 
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0)]
@@ -131,6 +131,18 @@ class TrainingJobSpec(SpecModel):
             field_path=".checkpoint",
             holds=lambda spec: (
                 spec.checkpoint.memory is None or (spec.engine is not None and spec.shape.max_pods == 1)
+            ),
+        ),
+        Rule(
+            cel="!has(self.engine) || !has(self.engine.adapters) || "
+            "(self.shape.maxPods == 1 && (!has(self.checkpoint) || !has(self.checkpoint.memory)))",
+            message="engine.adapters are trained in one pod, without checkpoint.memory; set shape.maxPods: 1, or give each a job "
+            "of its own",
+            field_path=".engine.adapters",
+            holds=lambda spec: (
+                spec.engine is None
+                or spec.engine.adapters is None
+                or (spec.shape.max_pods == 1 and spec.checkpoint.memory is None)
             ),
         ),
         Rule(
@@ -407,6 +419,22 @@ class TrainedModel(StatusModel):
     )
 
 
+class AdapterProgress(StatusModel):
+    """One of several adapters, which are trained one after another."""
+
+    name: ShortText = Field(description="Its name in spec.engine.adapters, and its subfolder of the output.")
+    step: Count = Field(default=0, description="Optimizer steps done.")
+    steps: Count = Field(default=0, description="Optimizer steps of its run.")
+    loss: float | None = Field(default=None, description="Training loss of its last step, in nats per token.")
+    finished: bool = Field(default=False, description="Its result is written.")
+    bits_per_byte: Amount | None = Field(
+        default=None, description="Of the model with it on its held-out text, where that is evaluated."
+    )
+    fingerprint: Fingerprint | None = Field(
+        default=None, description="Equal to that of the same adapter in a job of its own."
+    )
+
+
 class MemoryUse(StatusModel):
     """Memory of one process of the engine: what its plan predicted, and the peak so far."""
 
@@ -475,6 +503,19 @@ class TrainingJobStatus(StatusModel):
     deadline: DeadlineStatus | None = Field(default=None, description="What is said of its deadline.")
     progress: Progress | None = Field(default=None, description="Progress of the run.")
     model: TrainedModel | None = Field(default=None, description="How much of the model is trained.")
+    adapters: (
+        Annotated[
+            list[AdapterProgress],
+            Field(
+                max_length=MOST_ADAPTERS,
+                json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            ),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Each of several adapters; progress then counts the steps of all of them.",
+    )
     memory: MemoryUse | None = Field(default=None, description="Memory by plan and as measured.")
     checkpoint: CheckpointStatus | None = Field(default=None, description="The last durable checkpoint.")
     lost_work: LostWork | None = Field(default=None, description="Work done twice.")

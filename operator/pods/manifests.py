@@ -277,6 +277,9 @@ def _engine_container(job: TrainingJob, env: dict[str, str], volumes: _Volumes, 
     env[Env.SPEC] = json.dumps(engine.model_dump(mode="json", by_alias=True, exclude_none=True))
     if engine.data.uri.startswith("pvc://"):
         env[Env.DATA_DIR] = volumes.claim(engine.data.uri)
+    for each in engine.adapters or ():
+        if each.data is not None and each.data.uri.startswith("pvc://"):
+            volumes.claim(each.data.uri)  # found by its address, as a tokenizer is
     if engine.model.uri is not None:
         env[Env.MODEL_DIR] = volumes.claim(engine.model.uri)
     if engine.tokenizer is not None and engine.tokenizer.uri is not None:

@@ -132,7 +132,7 @@ def workload(job: TrainingJob) -> Workload:
         modes = (*AUTO_MODES, STREAMED) if _can_stream(engine, job.spec.shape.max_pods) else AUTO_MODES
     if engine.model.config is None:
         return Workload(
-            modes=modes, steps=engine.steps
+            modes=modes, steps=engine.all_steps
         )  # the weights are on a claim that the operator cannot read
     batch = BatchShape(
         sequences=engine.batch.sequences,
@@ -145,12 +145,12 @@ def workload(job: TrainingJob) -> Workload:
     try:
         model = ModelShape.from_config(_config(engine))
     except (ValueError, ZeroDivisionError):
-        return Workload(modes=modes, steps=engine.steps)  # the engine will report what is missing
+        return Workload(modes=modes, steps=engine.all_steps)  # the engine will report what is missing
     gang = _gang(engine, job.spec.shape.min_pods)
     return Workload(
         _class_name(model, batch, engine.optimizer.name.value),
         _fitting(modes, engine, model, batch, gang),
-        engine.steps,
+        engine.all_steps,
         model,
         batch,
         gang,

@@ -13,9 +13,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from busbar.kube.contracts.report import TrainingReport
-from busbar.kube.contracts.workload import EvaluationReport, TimingReport, TrainingState, TrainingStatus
+from busbar.kube.contracts.workload import (
+    AdapterProgressReport,
+    EvaluationReport,
+    TimingReport,
+    TrainingState,
+    TrainingStatus,
+)
 from busbar.kube.types.lost_work import LostWork
+from busbar.kube.types.training_engine import MOST_ADAPTERS
 from busbar.kube.types.training_job import (
+    AdapterProgress,
     CheckpointStatus,
     EvaluationResult,
     Fingerprint,
@@ -63,10 +71,28 @@ def merge_reading(
         fields["fingerprint"] = Fingerprint(
             losses=reading.fingerprint.losses, weights=reading.fingerprint.weights
         )
+    if reading.adapters:
+        by_name = {
+            each.name: each for each in reading.adapters if each.name
+        }  # the schema refuses a name twice
+        fields["adapters"] = [_adapter(each) for each in list(by_name.values())[:MOST_ADAPTERS]] or None
     lost = _lost_work(status, reading)
     if lost is not None:
         fields["lost_work"] = lost
     return status.model_copy(update=fields)
+
+
+def _adapter(reading: AdapterProgressReport) -> AdapterProgress:
+    scores, digests = reading.evaluation, reading.fingerprint
+    return AdapterProgress(
+        name=reading.name,
+        step=_count(reading.step),
+        steps=_count(reading.steps),
+        loss=_finite(reading.loss, 4),
+        finished=reading.finished,
+        bits_per_byte=None if scores is None else _amount(scores.bits_per_byte, 6),
+        fingerprint=None if digests is None else Fingerprint(losses=digests.losses, weights=digests.weights),
+    )
 
 
 def _progress(reading: TrainingStatus, now: datetime, slack: float | None) -> Progress:

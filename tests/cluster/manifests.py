@@ -103,6 +103,20 @@ def engine_job_from_weights() -> JSON:
     return document
 
 
+def engine_job_with_adapters() -> JSON:
+    """A TrainingJob for our engine that trains several adapters, one of which has everything of its own."""
+    document = engine_job_from_weights()
+    engine = document["spec"]["engine"]
+    adapter = engine.pop("adapter")
+    del document["spec"]["checkpoint"]["memory"]
+    own = {name: engine_job()["spec"]["engine"][name] for name in ("batch", "optimizer", "seed")}
+    engine["adapters"] = [
+        {"name": "plain"},
+        {"name": "own", **adapter, **own, "steps": 100_000_000, "data": dict(engine["data"])},
+    ]
+    return document
+
+
 def template_job() -> JSON:
     """A TrainingJob with an own image, using every field of the template."""
     return _document(
@@ -359,7 +373,7 @@ def power_domain_with_redfish() -> dict[str, Any]:
 
 
 BASES = {
-    "TrainingJob": (template_job, engine_job, engine_job_from_weights),
+    "TrainingJob": (template_job, engine_job, engine_job_from_weights, engine_job_with_adapters),
     "ModelService": (model_service, model_service_from_weights, model_service_in_zones),
     "AcceleratorPool": (pool, cpu_pool),
     "Tenant": (tenant,),

@@ -72,6 +72,7 @@ def edited(document: JSON, change: Change) -> JSON:
 
 SUSPENDED: Change = {"spec/suspend": True}
 RUNNING: Change = {}
+DATA: dict[str, Any] = {"uri": "pvc://rows/a.jsonl"}
 FAST: Change = {"spec/engine/parallelism": {"order": "fast"}}
 FIXED = "cannot change after creation"
 WHILE_SUSPENDED = "can change only while spec.suspend is true"
@@ -126,6 +127,91 @@ TRAINING = (
             "spec/engine/freeze": ...,
             "spec/engine/model": {"uri": "pvc://base/model"},
         },
+    ),
+    Row(
+        m.engine_job_with_adapters,
+        "spec.engine",
+        "adapters need model.uri",
+        {"spec/engine/model": {"config": {"model_type": "llama"}}},
+        {"spec/engine/model": {"config": {"model_type": "llama"}}, "spec/engine/adapters": ...},
+    ),
+    Row(
+        m.engine_job_with_adapters,
+        "spec.engine",
+        "adapter is one, and adapters are several",
+        {"spec/engine/adapter": {"rank": 8}},
+        {"spec/engine/adapter": {"rank": 8}, "spec/engine/adapters": ...},
+    ),
+    Row(
+        m.engine_job_with_adapters,
+        "spec.engine",
+        "remove freeze, or adapter",
+        {"spec/engine/freeze": ["lm_head.*"]},
+        {"spec/engine/freeze": ["lm_head.*"], "spec/engine/adapters": ...},
+    ),
+    Row(
+        m.engine_job_with_adapters,
+        "spec.engine",
+        "an adapter's optimizer.warmupSteps must not exceed its steps",
+        {"spec/engine/adapters": [{"name": "a", "steps": 2, "optimizer": {"warmupSteps": 3}}]},
+        {"spec/engine/adapters": [{"name": "a", "steps": 3, "optimizer": {"warmupSteps": 3}}]},
+        blames="spec.engine.adapters",
+    ),
+    Row(
+        m.engine_job_with_adapters,
+        "spec.engine.adapters[].batch",
+        "must be a multiple of microBatch",
+        {"spec/engine/adapters": [{"name": "a", "batch": {"sequences": 8, "microBatch": 3}}]},
+        {"spec/engine/adapters": [{"name": "a", "batch": {"sequences": 9, "microBatch": 3}}]},
+        blames="spec.engine.adapters[0].batch",
+    ),
+    Row(
+        m.engine_job_with_adapters,
+        "spec.engine.adapters[].data",
+        "data.fields are of rows",
+        {
+            "spec/engine/adapters": [
+                {"name": "a", "data": {**DATA, "format": "text", "fields": {"text": "t"}}}
+            ]
+        },
+        {
+            "spec/engine/adapters": [
+                {"name": "a", "data": {**DATA, "format": "jsonl", "fields": {"text": "t"}}}
+            ]
+        },
+        blames="spec.engine.adapters[0].data",
+    ),
+    Row(
+        m.engine_job_with_adapters,
+        "spec.engine.adapters[].data.fields",
+        "at least one of text, completion and messages",
+        {"spec/engine/adapters": [{"name": "a", "data": {**DATA, "fields": {}}}]},
+        {"spec/engine/adapters": [{"name": "a", "data": {**DATA, "fields": {"text": "t"}}}]},
+        blames="spec.engine.adapters[0].data.fields",
+    ),
+    Row(
+        m.engine_job_with_adapters,
+        "spec.engine.adapters[].data.fields",
+        "prompt and completion are named together",
+        {"spec/engine/adapters": [{"name": "a", "data": {**DATA, "fields": {"text": "t", "prompt": "p"}}}]},
+        {"spec/engine/adapters": [{"name": "a", "data": {**DATA, "fields": {"text": "t"}}}]},
+        blames="spec.engine.adapters[0].data.fields",
+    ),
+    Row(
+        m.engine_job_with_adapters,
+        "spec",
+        "engine.adapters are trained in one pod",
+        {"spec/shape": {"maxPods": 2}, **FAST},
+        {"spec/shape": {"maxPods": 2}, "spec/engine/adapters": ..., **FAST},
+        blames="spec.engine.adapters",
+    ),
+    Row(
+        m.engine_job_with_adapters,
+        "spec",
+        "engine.adapters are trained in one pod",
+        {"spec/checkpoint": {"memory": {"everySteps": 2}}},
+        {"spec/checkpoint": {"everySteps": 2}},
+        blames="spec.engine.adapters",
     ),
     Row(
         m.engine_job_from_weights,

@@ -62,14 +62,15 @@ def _train(
     from busbar.workloads.training.environment import run_from_manifest
     from busbar.workloads.training.report import Lines
     from busbar.workloads.training.run import run
-    from busbar.workloads.training.status import Status
+    from busbar.workloads.training.several import status_of
 
     if point is not None:
         _kill_at(point)
-    status, control = Status(), Control()
+    control = Control()
     log_file = status_file.with_name("log.txt" if world.size == 1 else f"log-{world.rank}.txt")
     with log_file.open("a", buffering=1) as log:
         described = replace(run_from_manifest(manifest, claims, None, {}), world=world, patience=HURRIED)
+        status = status_of(described)
         signal.signal(signal.SIGTERM, lambda *_: control.stop())
         code = run(described, status, control, Lines("crash", log))
     status_file.write_text(json.dumps(status.to_json()))

@@ -37,7 +37,7 @@ from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.layouts import layouts
 from busbar.workloads.training.plan import MemoryLimits
-from busbar.workloads.training.plan_command import answer_for, demand_of, over_ranks, plan
+from busbar.workloads.training.plan_command import answers_for, demand_of, over_ranks, plan
 
 CONFIG_13B: dict[str, Any] = {
     "model_type": "llama",
@@ -162,7 +162,7 @@ def test_bad_options_are_named(options: list[str], said: str, tmp_path: Path) ->
 def test_pods_share_the_state(tmp_path: Path) -> None:
     """Everything else is whole on each; what a pod holds is that of the engine's own plan for its rank."""
     path = job(tmp_path)
-    one, two = (answer_for(path, "cpu", None, None, pods, tmp_path) for pods in (1, 2))
+    one, two = (answers_for(path, "cpu", None, None, pods, tmp_path)[""] for pods in (1, 2))
     alone, shared = (answer["modes"]["resident"]["plan"]["device"] for answer in (one, two))
     assert shared["optimizer"] == pytest.approx(alone["optimizer"] / 2, rel=0.01)
     assert shared["parameters"] == pytest.approx(alone["parameters"], rel=0.01)

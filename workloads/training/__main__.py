@@ -13,6 +13,7 @@ from busbar.workloads.training.environment import fix_threads, run_from_pod
 from busbar.workloads.training.errors import TrainingError
 from busbar.workloads.training.report import Lines
 from busbar.workloads.training.run import INVALID, Run, run
+from busbar.workloads.training.several import status_of
 from busbar.workloads.training.status import Status
 from busbar.workloads.training.status_server import Port
 
@@ -28,6 +29,7 @@ def main() -> int:
         status.write_termination_message(Path(TERMINATION_LOG))
         return INVALID
     fix_threads(job.threads)
+    status = status_of(job)
     if job.checkpoint.memory_every_steps is None:
         return train(job, status, control)
     from busbar.workloads.training.supervisor import supervise

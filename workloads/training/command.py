@@ -93,9 +93,9 @@ def _train(described: Run, port: int | None, plain: bool) -> int:
     from busbar.workloads.training.control import Control, stop_on_signals
     from busbar.workloads.training.report import Bar, Lines
     from busbar.workloads.training.run import INVALID, run
-    from busbar.workloads.training.status import Status
+    from busbar.workloads.training.several import status_of
 
-    status, control = Status(), Control()
+    status, control = status_of(described), Control()
     stop_on_signals(control)
     reporter: Reporter = Bar() if sys.stdout.isatty() and not plain else Lines(described.name)
     try:

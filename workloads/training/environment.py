@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from busbar.workloads.machine.limits import usable_processors
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import (
     checkpoint_policy,
-    engine_spec,
+    engine_runs,
     parse_checkpoint,
-    parse_engine,
     parse_job,
+    parse_runs,
 )
 from busbar.workloads.training.paths import Places, find_places, newest_facts
 from busbar.workloads.training.run import Run
@@ -32,27 +33,33 @@ def run_from_pod(environment: Mapping[str, str]) -> Run:
     mode = environment.get(Env.MODE)
     if mode and mode != "auto":
         document["mode"] = mode  # what the scheduler chose for this pool
-    spec = parse_engine(document)
+    runs = parse_runs(document)
     policy = parse_checkpoint(_json(environment, Env.CHECKPOINT, {}))
     if Env.OUTPUT_DIR not in environment:
         raise InvalidJob(Env.OUTPUT_DIR, "is not set", "the operator sets it from spec.output.uri")
-    places = find_places(spec, "pvc://output", None, Path(ARTIFACTS_ROOT), environment)
+    places = [
+        _places(part, spec, "pvc://output", None, Path(ARTIFACTS_ROOT), environment) for part, spec in runs
+    ]
     name = f"{environment.get(Env.NAMESPACE, 'default')}/{environment.get(Env.JOB_NAME, 'job')}"
     owner = environment.get(Env.JOB_UID, name)
     cores = usable_processors()
     if Env.CPU_MILLICORES in environment:
         cores = max(1, min(cores, int(environment[Env.CPU_MILLICORES]) // 1000))
-    return Run(
-        spec=spec,
-        checkpoint=policy,
-        places=places,
-        name=name,
-        owner=owner,
-        threads=_threads(spec, places, None if policy.adopt else owner, cores),
-        attempt=int(environment.get(Env.ATTEMPT, "1")),
-        grace_s=float(environment[Env.GRACE_SECONDS]) if Env.GRACE_SECONDS in environment else None,
-        termination_log=Path(TERMINATION_LOG),
-        world=world_of(environment),
+    return _joined(
+        Run(
+            spec=spec,
+            checkpoint=policy,
+            places=place,
+            name=name,
+            owner=owner,
+            threads=_threads(spec, place, None if policy.adopt else owner, cores),
+            attempt=int(environment.get(Env.ATTEMPT, "1")),
+            grace_s=float(environment[Env.GRACE_SECONDS]) if Env.GRACE_SECONDS in environment else None,
+            termination_log=Path(TERMINATION_LOG),
+            world=world_of(environment),
+            part=part,
+        )
+        for (part, spec), place in zip(runs, places, strict=True)
     )
 
 
@@ -67,21 +74,53 @@ def run_from_manifest(manifest: Any, claims: Path, output: Path | None, override
         raise InvalidJob(
             "spec.template", "an own image runs in a cluster only", "use `busbar apply`, or give spec.engine"
         )
-    spec = engine_spec(job.spec.engine)
+    runs = engine_runs(job.spec.engine)
     given = {} if output is None else {Env.OUTPUT_DIR.value: str(output)}
     checkpoint_uri = None if output is not None else job.spec.checkpoint.uri
-    places = find_places(spec, job.spec.output.uri, checkpoint_uri, claims, given)
-    owner = f"local-{spec.identity}"
-    policy = checkpoint_policy(job.spec.checkpoint)
-    return Run(
-        spec=spec,
-        checkpoint=policy,
-        places=places,
-        name=job.metadata.name or "job",
-        owner=owner,
-        threads=_threads(spec, places, None if policy.adopt else owner, usable_processors()),
-        attempt=1,
+    uri, policy = job.spec.output.uri, checkpoint_policy(job.spec.checkpoint)
+    places = [_places(part, spec, uri, checkpoint_uri, claims, given) for part, spec in runs]
+    owners = [f"local-{spec.identity}" for _, spec in runs]
+    return _joined(
+        Run(
+            spec=spec,
+            checkpoint=policy,
+            places=place,
+            name=job.metadata.name or "job",
+            owner=owner,
+            threads=_threads(spec, place, None if policy.adopt else owner, usable_processors()),
+            attempt=1,
+            part=part,
+        )
+        for (part, spec), place, owner in zip(runs, places, owners, strict=True)
     )
+
+
+def _places(
+    part: str,
+    spec: EngineSpec,
+    output_uri: str,
+    checkpoint_uri: str | None,
+    claims: Path,
+    given: Mapping[str, str],
+) -> Places:
+    """The folders of one run; several adapters have subfolders of the output and of the checkpoints, and their texts are found
+    by their addresses."""
+    if part:
+        given = {name: folder for name, folder in given.items() if name != Env.DATA_DIR}
+    places = find_places(spec, output_uri, checkpoint_uri, claims, given)
+    return replace(places, output=places.output / part, checkpoints=places.checkpoints / part)
+
+
+def _joined(found: Iterable[Run]) -> Run:
+    """The run; or that of several adapters, all with the threads of the first that goes on."""
+    parts = tuple(found)
+    if not parts[0].part:
+        return parts[0]
+    threads = next(
+        (each.threads for each in parts if newest_facts(each.places.checkpoints, None)), parts[0].threads
+    )
+    parts = tuple(replace(each, threads=threads) for each in parts)
+    return replace(parts[0], parts=parts)
 
 
 def read_manifest(path: Path) -> Any:

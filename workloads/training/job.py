@@ -73,6 +73,23 @@ def parse_engine(document: Any, path: str = "spec.engine") -> EngineSpec:
     return engine_spec(_validated(TrainingEngine, document, path), path)
 
 
+def parse_runs(document: Any, path: str = "spec.engine") -> list[tuple[str, EngineSpec]]:
+    """What `spec.engine` trains, one after another: its adapters by name, or one run without a name. Raises InvalidJob."""
+    return engine_runs(_validated(TrainingEngine, document, path), path)
+
+
+def engine_runs(engine: TrainingEngine, path: str = "spec.engine") -> list[tuple[str, EngineSpec]]:
+    """The same of an engine that is checked. Raises InvalidJob."""
+    names = [each.name for each in engine.adapters or ()]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise InvalidJob(f"{path}.adapters[{number}].name", f"is {name} again", "give each its own name")
+    return [
+        (name, engine_spec(alone, f"{path}.adapters[{number}]" if name else path))
+        for number, (name, alone) in enumerate(engine.runs)
+    ]
+
+
 def parse_checkpoint(document: Any, path: str = "spec.checkpoint") -> CheckpointPolicy:
     """Check `spec.checkpoint`. Raises InvalidJob."""
     return checkpoint_policy(_validated(CheckpointFields, document, path))

@@ -90,15 +90,20 @@ def plan(
     from busbar.workloads.training.errors import TrainingError
 
     try:
-        answer = answer_for(job, gpu, hbm, host, pods, claims, longest=longest)
+        answers = answers_for(job, gpu, hbm, host, pods, claims, longest=longest)
     except TrainingError as problem:
         click.echo(f"error: {problem}", err=True)
         sys.exit(2)
-    click.echo(json.dumps(answer, indent=2) if as_json else as_text(answer))
-    sys.exit(0 if answer["fits"] else 2)
+    fits = all(answer["fits"] for answer in answers.values())
+    if as_json:
+        several = {"fits": fits, "adapters": [{"name": name, **each} for name, each in answers.items()]}
+        click.echo(json.dumps(answers.get("", several), indent=2))
+    for name, answer in answers.items() if not as_json else ():
+        click.echo(f"Adapter {name}, trained by itself:\n{as_text(answer)}\n" if name else as_text(answer))
+    sys.exit(0 if fits else 2)
 
 
-def answer_for(
+def answers_for(
     job: Path,
     gpu: str,
     hbm: str | None,
@@ -107,22 +112,43 @@ def answer_for(
     claims: Path,
     *,
     longest: bool = False,
-) -> dict[str, Any]:
-    """Each mode's plan and predicted speed, as JSON. Raises TrainingError."""
-    from busbar.scheduler.fit import BatchShape, unknown_patterns
-    from busbar.scheduler.fit.speed import again_ratio, hiding_tokens
-    from busbar.workloads.training.division import divide
+) -> dict[str, dict[str, Any]]:
+    """The answer for each of the job's adapters by its name, or for all of it by the empty one. Raises TrainingError."""
     from busbar.workloads.training.environment import read_manifest
     from busbar.workloads.training.errors import InvalidJob
-    from busbar.workloads.training.job import engine_spec, parse_job
-    from busbar.workloads.training.longest import longest_sequences
-    from busbar.workloads.training.plan import COPIES
+    from busbar.workloads.training.job import engine_runs, parse_job
 
     machine = _machine(gpu, hbm, host)
     parsed = parse_job(read_manifest(job))
     if parsed.spec.engine is None:
         raise InvalidJob("spec.template", "an own image has no plan", "give spec.engine")
-    spec = engine_spec(parsed.spec.engine)
+    copied = parsed.spec.checkpoint.memory is not None
+    return {
+        name: answer_for(spec, machine, pods, claims, copied=copied, longest=longest)
+        for name, spec in engine_runs(parsed.spec.engine)
+    }
+
+
+def answer_for(
+    spec: EngineSpec,
+    machine: Machine,
+    pods: int,
+    claims: Path,
+    *,
+    copied: bool = False,
+    longest: bool = False,
+) -> dict[str, Any]:
+    """Each mode's plan and predicted speed, as JSON. Raises TrainingError.
+
+    Args:
+        copied: the state is copied into the pod's memory.
+    """
+    from busbar.scheduler.fit import BatchShape, unknown_patterns
+    from busbar.scheduler.fit.speed import again_ratio, hiding_tokens
+    from busbar.workloads.training.division import divide
+    from busbar.workloads.training.longest import longest_sequences
+    from busbar.workloads.training.plan import COPIES
+
     batch = BatchShape(
         spec.batch.sequences,
         spec.data.sequence_length,
@@ -138,7 +164,7 @@ def answer_for(
         whole = demand_of(
             shape, of, evaluates=spec.evaluation is not None, adapter=spec.adapter, schedule=spec.schedule
         )
-        copies = 0 if parsed.spec.checkpoint.memory is None else COPIES
+        copies = COPIES if copied else 0
         return over_ranks(replace(whole, memory_copies=copies), division, spec.sharding)
 
     demand = needed(batch)

@@ -73,6 +73,10 @@ class Run:
     predicts: bool | None = None  # whether the machine is measured before the model is made; None: on a GPU
     patience: Patience = PATIENT
     copies: MemoryCopies | None = None  # of the state, in the supervisor's memory (see `supervisor`)
+    part: str = ""  # of several adapters, the name of the one that this run trains
+    parts: tuple[
+        Run, ...
+    ] = ()  # the runs of several adapters; this one is the first of them then (see `several`)
 
 
 _AGAIN = (CheckpointError, OutOfArena, RankLost, RanksDiffer)  # another attempt may go better
@@ -84,6 +88,26 @@ class Stopped(Exception):
 
 def run(run: Run, status: Status, control: Control, reporter: Reporter) -> int:
     """Execute the run; never raises. The outcome is the exit code, the status and the termination message."""
+    from busbar.workloads.training.several import SeveralStatus, train_all
+
+    try:
+        if run.parts:
+            assert isinstance(status, SeveralStatus)
+            code, session = train_all(run.parts, status, control, reporter)
+        else:
+            code, session = attempt(run, status, control, reporter)
+    finally:
+        control.close("the run is over")
+        reporter.close()
+    if run.termination_log is not None:
+        status.write_termination_message(run.termination_log)
+    if session is not None:
+        session.leave(code)
+    return code
+
+
+def attempt(run: Run, status: Status, control: Control, reporter: Reporter) -> tuple[int, Session]:
+    """Train once, and say how it ended; never raises."""
     session = Session(run, status, control, reporter)
     try:
         session.go()
@@ -102,13 +126,7 @@ def run(run: Run, status: Status, control: Control, reporter: Reporter) -> int:
         code, message = session.explain(problem)
         reporter.note(f"error: {message}")
         status.update(phase="Failed", message=message)
-    finally:
-        control.close("the run is over")
-        reporter.close()
-    if run.termination_log is not None:
-        status.write_termination_message(run.termination_log)
-    session.leave(code)
-    return code
+    return code, session
 
 
 class Session:

@@ -91,6 +91,11 @@ class Status(Collector):
             self._link = {"load": loaded, "store": stored}
             self._stall_seconds = stall_seconds
 
+    def traffic(self) -> tuple[dict[str, int], float]:
+        """Bytes moved by direction, and seconds that training waited for checkpoints."""
+        with self._lock:
+            return dict(self._link), self._stall_seconds
+
     @property
     def phase(self) -> str:
         with self._lock:
@@ -129,8 +134,7 @@ class Status(Collector):
     def collect(self) -> Iterator[Metric]:
         """The metrics of this moment; what is not known yet has none."""
         said = self.to_json(losses=False)
-        with self._lock:
-            link, stall = dict(self._link), self._stall_seconds
+        link, stall = self.traffic()
         checkpoint = said["checkpoint"] or {}
         yield from _gauge("step", "Finished optimizer steps", said["step"])
         yield from _gauge("steps", "Optimizer steps of the whole run", said["totalSteps"])
@@ -146,7 +150,9 @@ class Status(Collector):
         yield from _gauge("replay_mismatches", "Repeated steps with another loss", said["replayMismatches"])
         yield from _gauge("checkpoint_step", "Step of the last durable checkpoint", checkpoint.get("step"))
         yield from _gauge("checkpoint_bytes", "Size of the last durable checkpoint", checkpoint.get("bytes"))
-        yield from _gauge("checkpoint_age_seconds", "Age of the last durable checkpoint", self._age())
+        yield from _gauge(
+            "checkpoint_age_seconds", "Age of the last durable checkpoint", self.checkpoint_age_s()
+        )
         yield _counter("checkpoint_stall_seconds", "Time training waited for checkpoints", stall)
         moved = CounterMetricFamily(PREFIX + "link_bytes", "State copied by direction", labels=("direction",))
         for direction, size in link.items():
@@ -161,7 +167,7 @@ class Status(Collector):
         if arena.samples:
             yield arena
 
-    def _age(self) -> float | None:
+    def checkpoint_age_s(self) -> float | None:
         with self._lock:
             return None if self._saved_at is None else max(0.0, self._clock() - self._saved_at)
 

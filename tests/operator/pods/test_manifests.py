@@ -358,3 +358,18 @@ def test_adapters_are_mounted_for_reading_and_named_to_the_engine(engine: dict[s
 
 def test_vllm_without_adapters_gets_no_flag_for_them() -> None:
     assert "--enable-lora" not in _vllm()["spec"]["containers"][0]["args"]
+
+
+def test_the_own_texts_of_several_adapters_are_mounted() -> None:
+    engine = {
+        **ENGINE,
+        "model": {"uri": "pvc://base/model"},
+        "adapters": [
+            {"name": "a", "data": {"uri": "pvc://questions/rows.jsonl"}},
+            {"name": "b", "data": {"uri": "builtin://python-stdlib"}},
+            {"name": "c"},
+        ],
+    }
+    del engine["tokenizer"]
+    mounts = rendered(job(engine=engine))["spec"]["containers"][0]["volumeMounts"]
+    assert {"/artifacts/base", "/artifacts/questions"} <= {mount["mountPath"] for mount in mounts}

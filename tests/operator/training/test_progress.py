@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.operator.builders import NOW, admitted, ended, job, running, view, with_status
 
 from busbar.kube.types.training_job import TrainingJobStatus
+from busbar.kube.types.training_words import adapter_words
 from busbar.operator.pods.readings import parse_reading
 from busbar.operator.training.progress import LARGEST, merge_reading
 from busbar.operator.training.reconcile import reconcile
@@ -57,6 +58,18 @@ def merged(**said: Any) -> TrainingJobStatus | None:
             "checkpoint": st.fixed_dictionaries({"step": st.integers(), "savedAt": moments}),
             "evaluation": st.fixed_dictionaries(
                 {"bitsPerByte": numbers, "bigramBitsPerByte": numbers, "heldOutBytes": st.integers()}
+            ),
+            "adapters": st.lists(
+                st.fixed_dictionaries(
+                    {
+                        "name": st.sampled_from(["", "a", "b"]) | st.text(max_size=70),
+                        "step": st.integers(),
+                        "steps": st.integers(),
+                        "loss": numbers,
+                        "finished": st.booleans(),
+                    }
+                ),
+                max_size=20,
             ),
         },
     )
@@ -141,3 +154,37 @@ def test_a_job_ends_whatever_its_last_words_are(message: str) -> None:
     bad = reconcile(view(of, ended(0, 1, message))).status
     assert bad is not None
     assert bad.phase == "Queued"
+
+
+def test_each_of_several_adapters_is_told() -> None:
+    status = merged(
+        step=11,
+        totalSteps=19,
+        adapters=[
+            {
+                "name": "first", "step": 8, "steps": 8, "loss": 1.23456, "finished": True,
+                "evaluation": {"bitsPerByte": 1.5, "bigramBitsPerByte": 2, "ngramBitsPerByte": 1, "heldOutBytes": 9},
+                "fingerprint": {"losses": "a" * 64, "weights": "b" * 64},
+            },
+            {"name": "second", "step": 3, "steps": 11, "loss": None},
+        ],
+    )  # fmt: skip
+    assert status is not None
+    first, second = status.adapters or []
+    assert (first.name, first.step, first.loss, first.finished, first.bits_per_byte) == (
+        "first",
+        8,
+        1.2346,
+        True,
+        1.5,
+    )
+    assert first.fingerprint is not None
+    assert first.fingerprint.weights == "b" * 64
+    assert (second.step, second.steps, second.loss, second.finished) == (3, 11, None, False)
+    twice = merged(adapters=[{"name": "a", "step": 1}, {"name": ""}, {"name": "a", "step": 2}])
+    assert twice is not None
+    assert [(row.name, row.step) for row in twice.adapters or ()] == [("a", 2)]
+    assert [adapter_words(row) for row in (first, second)] == [
+        "8 of 8 steps, loss 1.235, 1.500 bits per byte, written",
+        "3 of 11 steps, in training",
+    ]

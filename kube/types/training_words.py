@@ -1,0 +1,16 @@
+"""What a job's status says of its adapters, in words for people: the same in the command line and in the portal."""
+
+from __future__ import annotations
+
+from busbar.kube.types.training_job import AdapterProgress
+
+
+def adapter_words(row: AdapterProgress) -> str:
+    """How far one of several adapters is, and how good."""
+    words = [f"{row.step} of {row.steps} steps"]
+    if row.loss is not None:
+        words.append(f"loss {row.loss:.4g}")
+    if row.bits_per_byte is not None:
+        words.append(f"{row.bits_per_byte:.3f} bits per byte")
+    words.append("written" if row.finished else "waits" if not row.step else "in training")
+    return ", ".join(words)
