@@ -100,7 +100,7 @@ class Settings:
     count_period_s: float = 2.0  # and how many of its pods run at most this often
     usage_period_s: float = 60.0  # and usage about this often while a job holds devices
     progress_writes_per_s: float = 20.0  # of all jobs together: with many, each is written less often
-    usage_writes_per_s: float = 2.0  # the same, down to once in ten minutes
+    usage_writes_per_s: float = 2.0  # the same, down to once in twelve minutes
 
     profile_period_s: float = 10.0  # a workload class's profile is written at most this often
     explore_period_s: float = 60.0  # and at least this often while its jobs run where nobody measured

@@ -1,7 +1,7 @@
 """Reads the ledger's checkpoint when this process begins to lead, and writes the next ones.
 
 One object for the whole cluster, written every `Settings.energy_checkpoint_s`, however many jobs run: statuses of jobs
-may then wait for ten minutes (`write/pace.py`).
+may then wait for twelve minutes (`write/pace.py`).
 """
 
 from __future__ import annotations

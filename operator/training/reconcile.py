@@ -44,7 +44,7 @@ from busbar.operator.training.status import (
     in_phase,
     numbers_due,
     numbers_due_in,
-    usage_period_s,
+    use_due_in_s,
     with_image,
     with_readings,
 )
@@ -366,7 +366,7 @@ def _running(view: JobView, current: dict[int, Pod], admission: Admission) -> Jo
     new = with_readings(view, new, current)
     if new.phase is status.phase and not numbers_due(view, new):
         return JobUpdate(None, (), min(numbers_due_in(view), _left_s(view, admission)))
-    again_s = min(usage_period_s(view), _left_s(view, admission))
+    again_s = min(use_due_in_s(view, view.now), _left_s(view, admission))
     return JobUpdate(count_usage(view, new, view.now), (), again_s)
 
 

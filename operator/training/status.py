@@ -17,7 +17,7 @@ from busbar.operator.training.deadline import ended
 from busbar.operator.training.progress import merge_reading
 from busbar.operator.training.view import JobView
 from busbar.operator.watch.projections import Pod
-from busbar.operator.write.pace import spread
+from busbar.operator.write.pace import next_at_s
 from busbar.operator.write.status import (
     Held,
     add_usage,
@@ -75,12 +75,15 @@ def count_usage(view: JobView, status: TrainingJobStatus, until: datetime) -> Tr
 
 def numbers_due_in(view: JobView) -> float:
     """Seconds until usage is written although nothing else changes."""
-    return max(view.settings.progress_period_s, usage_period_s(view) - _age_s(view))
+    return max(view.settings.progress_period_s, use_due_in_s(view, view.status.last_usage_time))
 
 
-def usage_period_s(view: JobView) -> float:
-    """How often this job's use is written while nothing else changes."""
-    return view.settings.usage_period_s * spread(view.job.metadata.uid)
+def use_due_in_s(view: JobView, counted: datetime | None) -> float:
+    """Until this job's use is written while nothing else changes, if it was counted until then; not above 0: now."""
+    if counted is None:
+        return 0.0
+    period_s = view.settings.usage_period_s
+    return next_at_s(view.job.metadata.uid, counted.timestamp(), period_s) - view.now.timestamp()
 
 
 def _age_s(view: JobView) -> float:
@@ -92,7 +95,7 @@ def _age_s(view: JobView) -> float:
 def numbers_due(view: JobView, new: TrainingJobStatus) -> bool:
     """Whether progress or usage should be written now although nothing else changed."""
     old, age = view.status, _age_s(view)
-    if age >= usage_period_s(view):
+    if use_due_in_s(view, view.status.last_usage_time) <= 0:
         return True
     if old.admission != new.admission:
         return True

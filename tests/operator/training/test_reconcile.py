@@ -38,6 +38,7 @@ from busbar.operator.training.reconcile import reconcile
 from busbar.operator.training.view import JobUpdate, placement_of
 from busbar.operator.watch.projections import Pod
 from busbar.operator.write.actions import Apply, Create, Delete, LiftGate
+from busbar.operator.write.pace import next_at_s
 
 
 def reading(**said: object) -> TrainingStatus:
@@ -308,7 +309,9 @@ def test_a_running_job_is_looked_at_again_when_its_use_is_due_and_when_its_deadl
     idle = reconcile(view(of, running(), now=NOW + timedelta(seconds=10)))
     assert idle.status is None
     assert idle.again_s is not None
-    assert 0.8 * 60 - 10 <= idle.again_s <= 60 - 10
+    at_s = next_at_s("uid-job", NOW.timestamp(), 60.0) - NOW.timestamp()
+    assert 10 < at_s <= 61
+    assert idle.again_s == pytest.approx(max(5.0, at_s - 10))
     due = reconcile(view(of, running(), now=NOW + timedelta(seconds=10.01 + idle.again_s)))
     assert due.status is not None
     limited = of.model_copy(update={"spec": of.spec.model_copy(update={"active_deadline_seconds": 12})})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.operator.builders import SETTINGS
 
-from busbar.operator.write.pace import MOST_USAGE_S, paced, spread
+from busbar.operator.write.pace import MOST_USAGE_S, next_at_s, paced
 
 
 @pytest.mark.parametrize(
@@ -17,14 +17,18 @@ def test_all_together_write_so_much_a_second(running: int, usage_s: float, progr
     assert (made.usage_period_s, made.progress_period_s) == (usage_s, progress_s)
 
 
-def test_what_began_together_is_not_written_together() -> None:
-    factors = [spread(f"uid-{number}") for number in range(200)]
-    assert all(0.8 <= factor < 1.0 for factor in factors)
-    assert {int(factor * 50) for factor in factors} == set(range(40, 50))
+@pytest.mark.parametrize("began_s", [0.0, 250.0, 1.8e9])
+def test_what_began_together_is_written_evenly_over_the_period_and_at_most_a_period_later(
+    began_s: float,
+) -> None:
+    period_s = paced(SETTINGS, 2000).usage_period_s
+    at = [next_at_s(f"uid-{number}", began_s, period_s) - began_s for number in range(2000)]
+    assert all(1 < each <= period_s + 1 for each in at)
+    a_minute = [sum(start <= each < start + 60 for each in at) for start in range(0, 720, 60)]
+    assert max(a_minute) < 3.6 * 60, "3 a second, and chance"
+    again = [next_at_s(f"uid-{number}", began_s + each, period_s) - began_s for number, each in enumerate(at)]
+    assert again == pytest.approx([each + period_s for each in at])
 
 
-def test_use_is_written_at_least_every_ten_minutes() -> None:
-    longest = max(spread(f"uid-{number}") for number in range(2000))
-    assert paced(SETTINGS, 100_000).usage_period_s * longest <= 600
-    assert paced(SETTINGS, 100_000).usage_period_s * longest > 590
-    assert paced(SETTINGS, 2000).usage_period_s * longest <= 600
+def test_use_is_written_at_least_every_twelve_minutes() -> None:
+    assert paced(SETTINGS, 100_000).usage_period_s == paced(SETTINGS, 2000).usage_period_s == 720
