@@ -13,15 +13,12 @@ import zlib
 from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from busbar.kube.contracts.power import Backend
 from busbar.operator.energy.metering import Metering
 from busbar.operator.power.readings import Metered, Reading
-from busbar.operator.write.kept_object import MOST_BYTES
-
-MOST_PLAIN_BYTES = 64_000_000
-"""More than any that is written here has before it is compressed."""
+from busbar.operator.write.kept_object import MOST_BYTES, unpacked
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -78,14 +75,7 @@ def encode(checkpoint: Checkpoint, most_bytes: int = MOST_BYTES) -> tuple[bytes,
 
 def decode(data: bytes) -> Checkpoint:
     """Raises ValueError."""
-    unpacked = zlib.decompressobj()
-    try:
-        plain = unpacked.decompress(data, MOST_PLAIN_BYTES)
-        if not unpacked.eof:
-            raise ValueError("it is too large, or not whole")
-        return Checkpoint.model_validate_json(plain)
-    except (zlib.error, ValidationError) as error:
-        raise ValueError(str(error)) from error
+    return Checkpoint.model_validate_json(unpacked(data))  # a ValidationError is a ValueError
 
 
 def cut_of(metering: Metering, now_s: float) -> NodeCut:

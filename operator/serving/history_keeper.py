@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable
 from typing import Annotated
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from busbar.kube.client import KubeClient
 from busbar.kube.errors import ApiError, ConnectionFailed, Forbidden
@@ -19,12 +19,11 @@ from busbar.operator.errors import Fenced
 from busbar.operator.serving.history import HOUR_S, HOURS, History
 from busbar.operator.settings import Settings
 from busbar.operator.steady_clock import CLOCK
-from busbar.operator.write.kept_object import AGAIN_S, MOST_BYTES, KeptObject
+from busbar.operator.write.kept_object import AGAIN_S, MOST_BYTES, KeptObject, unpacked
 
 log = logging.getLogger(__name__)
 
 NAME = "busbar-services"
-MOST_PLAIN_BYTES = 64_000_000
 _Kept = TypeAdapter(Annotated[dict[str, History], Field(max_length=100_000)])
 
 
@@ -49,7 +48,7 @@ class HistoryKeeper:
         if data is None:
             return
         try:
-            self._histories.update(_decoded(data))
+            self._histories.update(_Kept.validate_json(unpacked(data)))
         except ValueError as error:
             log.warning("the services' last day cannot be read, and begins anew: %s", error)
             return
@@ -93,15 +92,3 @@ class HistoryKeeper:
                 "the services' last day is too large", extra={"services left out": len(histories) - most}
             )
         return data
-
-
-def _decoded(data: bytes) -> dict[str, History]:
-    """Raises ValueError."""
-    unpacked = zlib.decompressobj()
-    try:
-        plain = unpacked.decompress(data, MOST_PLAIN_BYTES)
-        if not unpacked.eof:
-            raise ValueError("it is too large, or not whole")
-        return _Kept.validate_json(plain)
-    except (zlib.error, ValidationError) as error:
-        raise ValueError(str(error)) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import zlib
 
 from busbar.kube.client import KubeClient, Object
 from busbar.kube.errors import ApiError, ConnectionFailed, Forbidden, NotFound
@@ -20,6 +21,20 @@ DATA = "checkpoint"
 AGAIN_S = 2.0
 MOST_BYTES = 900_000
 """Of its data; the API server takes a ConfigMap of 1 MiB."""
+MOST_PLAIN_BYTES = 64_000_000
+"""More than any that is written here has before it is compressed."""
+
+
+def unpacked(data: bytes) -> bytes:
+    """What zlib has compressed. Raises ValueError where it is not whole, or larger than any that is written here."""
+    made = zlib.decompressobj()
+    try:
+        plain = made.decompress(data, MOST_PLAIN_BYTES)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not made.eof:
+        raise ValueError("it is too large, or not whole")
+    return plain
 
 
 class KeptObject:
