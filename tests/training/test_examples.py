@@ -97,6 +97,16 @@ def test_the_tuning_example_adapts_the_demos_model_to_the_rows_of_the_script() -
     assert tuned.spec.data.uri == f"pvc://{rows['volumes'][1]['claim']}{written}"
 
 
+def test_the_adapters_example_adapts_the_demos_model_to_those_rows_and_to_the_library() -> None:
+    tuned = run_from_manifest(read_manifest(EXAMPLES / "fine-tune.yaml"), Path("claims"), None, {})
+    several = run_from_manifest(read_manifest(EXAMPLES / "several-adapters.yaml"), Path("claims"), None, {})
+    first, second = several.parts
+    assert first.spec.model == second.spec.model == tuned.spec.model
+    assert first.spec.data == tuned.spec.data
+    assert second.spec.data.uri == "builtin://python-stdlib"
+    assert [(part.part, part.spec.steps) for part in several.parts] == [("docstrings", 300), ("reader", 100)]
+
+
 def start(rank: int, port: int, out: Path, steps: int) -> subprocess.Popen[str]:
     environment = os.environ | {
         "RANK": str(rank),
