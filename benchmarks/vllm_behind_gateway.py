@@ -39,6 +39,7 @@ import openai
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.reaper import ends_with_us
 from tests.free_port import free_port
 from tests.gateway.parts import KEY_A, House, route
 from tests.gateway.test_process import Process
@@ -133,13 +134,10 @@ async def serving(executable: Path, folder: Path, http: aiohttp.ClientSession) -
             executable, "serve", *args, env=environment, stdout=log, stderr=log, start_new_session=True
         )
     server = Server(process, port, hook, http)
-    try:
+    with ends_with_us(process.pid):
         await _until_ready(server, folder / "vllm.log")
         yield server
-    finally:
-        if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+    await process.wait()
 
 
 async def _until_ready(server: Server, log: Path) -> None:
