@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from busbar.workloads.serving.blocks import BlockPool
@@ -125,17 +125,35 @@ def test_quotas_that_fill_the_pool_are_accepted() -> None:
     shares=st.tuples(st.integers(0, 5), st.integers(0, 5)),
     mosts=st.tuples(st.integers(4, 10), st.integers(4, 10)),
     host=st.integers(0, 8),
+    shares_content=st.booleans(),
     arrivals=st.lists(
         st.tuples(st.integers(0, 2), st.integers(1, 12), st.integers(1, 6), st.integers(0, 12)),
         min_size=1,
         max_size=14,
     ),
 )
+@example(  # a tenant that joins within the step borrows, and gives back in the same step
+    6,
+    (2, 4),
+    (4, 4),
+    0,
+    False,
+    [(0, 1, 1, 0), (1, 1, 1, 0), (2, 7, 3, 1), (0, 5, 1, 0), (1, 1, 2, 0), (1, 5, 1, 0), (2, 1, 1, 1)],
+)
+@example(  # what a sequence finds is its victim's, and free once that has gone
+    6,
+    (5, 5),
+    (7, 5),
+    1,
+    True,
+    [(0, 11, 3, 0), (1, 8, 3, 1), (2, 3, 3, 0)],
+)
 def test_guarantees_and_limits_hold_and_everything_ends(
     blocks: int,
     shares: tuple[int, int],
     mosts: tuple[int, int],
     host: int,
+    shares_content: bool,
     arrivals: list[tuple[int, int, int, int]],
 ) -> None:
     quotas = {
@@ -150,21 +168,32 @@ def test_guarantees_and_limits_hold_and_everything_ends(
         for i, (who, prompt, output, _) in enumerate(arrivals)
         if prompt < limits["abc"[who]] * SIZE
     ]
+    for each in todo:
+        each.salt = b"" if shares_content else each.owner.tenant.encode()
     starts = sorted((arrivals[s.order][3], i) for i, s in enumerate(todo))
+    held: dict[Sequence, int] = {}
+    preempt = scheduler._preempt
+
+    def noted(victim: Sequence) -> None:
+        held[victim] = scheduler.pool.held[victim.owner.tenant]
+        preempt(victim)
+
+    scheduler._preempt = noted  # type: ignore[method-assign]
     for tick in range(4000):
         while starts and starts[0][0] <= tick:
             scheduler.add(todo[starts.pop(0)[1]])
         if scheduler.idle and not starts:
             break
-        before = {name: scheduler.pool.held[name] for name in "abc"}
         step = run_step(scheduler)
         for name in "abc":
             assert scheduler.pool.held[name] <= limits[name]
         for victim in step.preempted:
-            # Its tenant borrowed, or it made room for another of its own tenant.
+            if shares_content:  # blocks count for the tenant that was the first to hold them
+                continue
+            # Its tenant borrowed at that moment, be it since this step, or it wanted to, or it made room for another of its own.
             name = victim.owner.tenant
             gained = [c.sequence for c in step.chunks if c.sequence.owner.tenant == name]
-            assert before[name] >= scheduler.quotas.guaranteed(name) or gained
+            assert held[victim] >= scheduler.quotas.guaranteed(name) or gained
     assert scheduler.idle
     assert all(len(s.tokens) == s.max_total for s in todo)
     assert scheduler.pool.free == scheduler.pool.total

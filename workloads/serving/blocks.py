@@ -147,6 +147,10 @@ class BlockPool:
         """How many of them count as free now."""
         return sum(block in self._idle for block in blocks)
 
+    def foreign(self, blocks: list[int], tenant: str) -> int:
+        """How many of them are in use, and another tenant's."""
+        return sum(self._tenant.get(block, tenant) != tenant for block in blocks)
+
     def holders(self, block: int) -> int:
         return self._count[block]
 

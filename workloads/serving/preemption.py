@@ -94,9 +94,10 @@ class Preemption:
 
     def reclaimed(self, head: Sequence, grows: int) -> Sequence | None:
         """Who gives back next what it has borrowed for a sequence that is owed so many blocks, and a place; None: there
-        are enough."""
+        are enough, or nobody has borrowed."""
         if grows > self.pool.free:
-            return self.victim(head, grows)
+            victim = self.victim(head, grows)
+            return None if victim is head else victim
         if self.in_batch >= self._max_running:  # `may_take` has left a place, unless batch work has it
             return max(self.batch_work, key=self.turn, default=None)
         return None

@@ -437,24 +437,25 @@ class Scheduler:
             if self._is_under_way(head, found.full * self.limits.block_tokens):
                 passed.add(head)
                 continue
-            need = self._blocks_for(len(head.tokens)) - len(found.here)
-            grows = need + self.pool.idle(found.here)
+            need, grows = self._needs(head, found)
             if not batch and room.displaces(head, grows):
-                taken -= self._preempt_for(partial(room.displaced, head, grows), counts, preempted)
+                taken -= self._preempt_for(partial(self._who_gives, room.displaced, head), counts, preempted)
                 found = self._locate(head)
-                need = self._blocks_for(len(head.tokens)) - len(found.here)
-                grows = need + self.pool.idle(found.here)
+                need, grows = self._needs(head, found)
             if not room.may_join(head, grows):
                 refused.add(head.owner.tenant)
                 continue
             if full or grows > self.pool.free - room.watermark(batch):
                 full = True
-                if batch or not room.is_owed(head, grows):
+                if batch or not room.is_owed(head, grows + self.pool.foreign(found.here, head.owner.tenant)):
                     refused.add(head.owner.tenant)
                     continue
-                taken -= self._preempt_for(partial(room.reclaimed, head, grows), counts, preempted)
+                taken -= self._preempt_for(partial(self._who_gives, room.reclaimed, head), counts, preempted)
                 found = self._locate(head)
-                need = self._blocks_for(len(head.tokens)) - len(found.here)
+                need, grows = self._needs(head, found)
+            if grows > self.pool.free:  # nobody gives more
+                refused.add(head.owner.tenant)
+                continue
             self.waiting.remove(head)
             # As if they had come in this order: no owner wins a turn by its priorities.
             head.order, turn.order = turn.order, head.order
@@ -468,6 +469,18 @@ class Scheduler:
                 self._under_way.gets(head, counts[head])
                 taken += counts[head]
         return taken
+
+    def _needs(self, head: Sequence, found: _Found) -> tuple[int, int]:
+        """How many fresh blocks the sequence takes when it joins, and how many fewer are free then."""
+        need = self._blocks_for(len(head.tokens)) - len(found.here)
+        return need, need + self.pool.idle(found.here)
+
+    def _who_gives(
+        self, choose: Callable[[Sequence, int], Sequence | None], head: Sequence
+    ) -> Sequence | None:
+        """Who is preempted next for the sequence, by what it needs now: blocks that it finds may be those of a victim, and are
+        free once that has gone."""
+        return choose(head, self._needs(head, self._locate(head))[1])
 
     def _preempt_for(
         self, choose: Callable[[], Sequence | None], counts: dict[Sequence, int], preempted: list[Sequence]
