@@ -157,6 +157,24 @@ def test_a_row_that_lacks_its_text_is_named_or_skipped(tmp_path: Path) -> None:
         texts(tmp_path)
 
 
+def test_bytes_that_are_not_utf_8_are_a_bad_row_with_its_number(tmp_path: Path) -> None:
+    binary = pa.array([b"a", b"b", b"\xff\xfe", b"d"], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 4, binary.buffers())
+    parquet.write_table(pa.table({"text": text}), tmp_path / "a.parquet")
+    with pytest.raises(InvalidJob, match=r"a\.parquet, row 3, holds bytes that are not UTF-8"):
+        texts(tmp_path)
+    assert texts(tmp_path, rows=RowReader(skips=True)) == ["a", "b", "d"]
+
+
+def test_a_saved_data_set_without_any_of_its_files_is_no_text(tmp_path: Path) -> None:
+    saved = save_dataset(tmp_path / "saved", [{"text": "a"}])
+    (saved / "data-00000-of-00001.arrow").unlink()
+    with pytest.raises(InvalidJob, match=r"saved lacks data-00000-of-00001\.arrow"):
+        texts(saved)
+    (saved / "state.json").write_text('{"some": "other file"}')
+    assert len(texts(saved)) == 2, "text as any other"
+
+
 def test_other_names_are_read_where_they_are_told(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", [{"body": "read", "text": "not read"}])
     fields = Fields(text="body", prompt=None, completion=None, messages=None)

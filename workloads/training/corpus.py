@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.rows import BadRow, Piece, Row, RowReader, text_row
@@ -120,7 +120,7 @@ class Document:
         """Where each row is, and what makes it one; the latter may raise BadRow."""
         if self.table is not None:
             for number, record in self.table.records(reader.names, self.start, self.end):
-                yield f"row {number}", partial(_short, partial(reader.of, record))
+                yield f"row {number}", partial(_of_table, reader, record)
             return
         after = "" if self.start == 0 else f" after byte {self.start}"
         for number, line in self._lines():
@@ -258,8 +258,10 @@ def _read_line(reader: RowReader, line: bytes) -> Row:
     return reader.read(line)
 
 
-def _short(make: Callable[[], Row]) -> Row:
-    row = make()
+def _of_table(reader: RowReader, record: dict[str, Any] | None) -> Row:
+    if record is None:
+        raise BadRow("holds bytes that are not UTF-8", "correct it")
+    row = reader.of(record)
     if len(row.text) > RECORD_BYTES:
         raise BadRow(f"is longer than {RECORD_BYTES} characters", "split the record")
     return row

@@ -35,9 +35,17 @@ def saved_in(folder: Path) -> Saved | None:
     """The data set of this folder; None where `datasets` did not write it. Raises InvalidJob."""
     if (folder / SETS).is_file():
         return _of_several(folder)
-    if (folder / STATE).is_file() and any(folder.glob("*.arrow")):
+    if (folder / STATE).is_file() and (any(folder.glob("*.arrow")) or _lists_files(folder / STATE)):
         return _of_one(folder)
     return None
+
+
+def _lists_files(state: Path) -> bool:
+    """Whether it is of a data set, whose files may be gone, and not something else of this name."""
+    try:
+        return "_data_files" in json.loads(state.read_bytes())
+    except (OSError, ValueError, RecursionError, TypeError):
+        return False
 
 
 def _of_several(folder: Path) -> Saved:

@@ -18,8 +18,8 @@ from busbar.workloads.training.errors import InvalidJob
 FIELD = "spec.engine.data.uri"
 AT_ONCE_BYTES = 2**20
 """Rows of about so many bytes are made objects at a time, by the mean length of the file's rows."""
-MOST_AT_ONCE = 1024
-"""Rows, however short they are."""
+MOST_AT_ONCE = 16
+"""Rows, however short they are: a file's own sizes may be those of its dictionaries, and rows that repeat become long ones."""
 BUFFER_BYTES = 2**20
 """Of a file read ahead, for each column."""
 
@@ -55,12 +55,12 @@ class Table:
 
     def records(
         self, wanted: Collection[str], start: int = 0, end: int | None = None
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Rows `start` to `end` with their numbers: of the wanted columns, those that it has."""
+    ) -> Iterator[tuple[int, dict[str, Any] | None]]:
+        """Rows `start` to `end` with their numbers: of the wanted columns, those that it has. None: it is not UTF-8."""
         with self._readable():
             number = start
             for batch in self._slices(wanted, start, end):
-                for record in batch.to_pylist():
+                for record in _objects(batch):
                     number += 1
                     yield number, _without_nulls(record)
 
@@ -150,6 +150,16 @@ class Table:
                 f"{self.name} cannot be read as {self.kind}: {' '.join(str(problem).split())[:300]}",
                 "write it again, or remove it",
             ) from problem
+
+
+def _objects(batch: Any) -> list[dict[str, Any] | None]:
+    """Its rows; a column of text may hold bytes that are none, which is seen only here."""
+    try:
+        return list(batch.to_pylist())
+    except UnicodeDecodeError:
+        if batch.num_rows == 1:
+            return [None]
+        return [each for at in range(batch.num_rows) for each in _objects(batch.slice(at, 1))]
 
 
 def _at_once(size: int, rows: int) -> int:
