@@ -36,9 +36,7 @@ class CheckpointKeeper:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger, self._settings, self._clock = ledger, settings, clock
-        self._kept = KeptObject(
-            reader, writer, settings.namespace, NAME, "the energy ledger's checkpoint (else statuses count)"
-        )
+        self._kept = KeptObject(reader, writer, settings.namespace, NAME, "the energy ledger's checkpoint")
 
     async def load(self) -> None:
         """Lets the ledger go on from the last checkpoint, if there is one."""

@@ -50,7 +50,7 @@ class HistoryKeeper:
         try:
             self._histories.update(_Kept.validate_json(unpacked(data)))
         except ValueError as error:
-            log.warning("the services' last day cannot be read, and begins anew: %s", error)
+            log.warning("the services' last day cannot be read, and is passed over: %s", error)
             return
         self._written = data
         log.info("the services' last day goes on", extra={"services": len(self._histories)})

@@ -54,7 +54,7 @@ class KeptObject:
                 found = await self._read()
                 break
             except Forbidden as error:
-                log.warning("%s may not be read, and begins anew: %s", self._what, error)
+                log.warning("%s may not be read, and is passed over: %s", self._what, error)
                 return None
             except (ApiError, ConnectionFailed) as error:
                 log.warning("%s was not read, and is tried again: %s", self._what, error)
@@ -64,7 +64,7 @@ class KeptObject:
         try:
             return base64.b64decode((found.get("binaryData") or {}).get(DATA) or "", validate=True)
         except ValueError as error:
-            log.warning("%s cannot be read, and begins anew: %s", self._what, error)
+            log.warning("%s cannot be read, and is passed over: %s", self._what, error)
             return None
 
     async def write(self, data: bytes) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from busbar.kube.contracts.workload import Env
 from busbar.kube.types.meta import claim_of
-from busbar.workloads.training.durable import fsync
+from busbar.workloads.training.durable import fsync, replace_text
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.settings import EngineSpec
 
@@ -143,11 +143,8 @@ def own_folder(checkpoints: Path, run: str) -> Path | None:
 
 def own_checkpoints(checkpoints: Path, run: str) -> None:
     """Write down that `checkpoints` are those of `run`; for adopted ones, once they are known to fit."""
-    temporary = checkpoints / ".tmp-run.json"
-    temporary.write_text(json.dumps({"run": run}))
-    fsync(temporary)  # lost or empty after a power cut, it would make the checkpoints a stranger's
-    temporary.rename(checkpoints / "run.json")
-    fsync(checkpoints)
+    # Lost or empty after a power cut, it would make the checkpoints a stranger's.
+    replace_text(checkpoints / "run.json", json.dumps({"run": run}))
     fsync(checkpoints.parent)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from busbar.kube.contracts.workload import AdapterProgressReport, TrainingStatus
 from busbar.workloads.training.control import Control
-from busbar.workloads.training.durable import fsync
+from busbar.workloads.training.durable import replace_text
 from busbar.workloads.training.report import Reporter
 from busbar.workloads.training.run import DONE, Run, Session, attempt
 from busbar.workloads.training.status import Status
@@ -67,8 +67,6 @@ def finished(part: Run) -> Mapping[str, Any] | None:
 
 def write_down(part: Run, report: AdapterProgressReport) -> None:
     """That the result of the part is written."""
-    folder = part.places.checkpoints
-    temporary = folder / f".tmp-{FINISHED}"
     facts = {
         "run": part.owner,
         "identity": part.spec.identity,
@@ -76,10 +74,8 @@ def write_down(part: Run, report: AdapterProgressReport) -> None:
         "finishedAt": time.time(),
         "report": report.model_dump(mode="json", by_alias=True),
     }
-    temporary.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
-    fsync(temporary)
-    temporary.rename(folder / FINISHED)
-    fsync(folder)
+    text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
+    replace_text(part.places.checkpoints / FINISHED, text)
 
 
 class _Named:
