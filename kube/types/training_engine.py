@@ -475,6 +475,13 @@ class TrainingEngine(SpecModel):
         return self.adapter is not None or self.adapters is not None
 
     @property
+    def unmerged(self) -> list[str]:
+        """What its output has in place of a model: its adapters by name, or the one without a name by what it is."""
+        if self.adapters is not None:
+            return [each.name for each in self.adapters]
+        return ["adapter"] if self.adapter is not None and not self.adapter.merge else []
+
+    @property
     def runs(self) -> list[tuple[str, "TrainingEngine"]]:
         """What is trained, one after another: each of `adapters` by its name as a job of its own, or the whole, without one."""
         return [(each.name, self._alone(each)) for each in self.adapters or ()] or [("", self)]

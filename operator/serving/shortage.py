@@ -22,8 +22,11 @@ def shortage(
     view: ServiceView, desired: int, decisions: Iterable[Decision]
 ) -> tuple[bool, Reason, str] | None:
     """Of the condition NodeShortage: whether it is true, its reason and its sentence; None: nothing was ever missing."""
-    if found := _without_pool(view) or _missing(view, desired, decisions):
-        return True, *found
+    unknown = _without_pool(view)
+    if missing := _missing(view, decisions):
+        return True, Reason.NODE_SHORTAGE, f"{missing} {unknown}".rstrip()
+    if unknown:
+        return True, Reason.ACCELERATOR_WITHOUT_POOL, unknown
     before = next((c for c in view.status.conditions or () if c.type == ConditionType.NODE_SHORTAGE), None)
     if before is None:
         return None
@@ -38,30 +41,27 @@ def shortage(
     return False, Reason.NODES_SUFFICE, "No replica waits for nodes."
 
 
-def _without_pool(view: ServiceView) -> tuple[Reason, str] | None:
-    """Types in spec.accelerators that no pool has."""
+def _without_pool(view: ServiceView) -> str:
+    """That no pool has a type of spec.accelerators; empty where all have one."""
     types = sorted({pool.spec.accelerator for pool in view.pools.values()})
     unknown = [name for name in view.service.spec.accelerators or () if name not in types]
     if not unknown or not types:
-        return None
-    return (
-        Reason.ACCELERATOR_WITHOUT_POOL,
-        f"spec.accelerators names {', '.join(unknown)}, and no AcceleratorPool has it; there are {', '.join(types)}.",
-    )
+        return ""
+    return f"spec.accelerators names {', '.join(unknown)}, and no AcceleratorPool has it; there are {', '.join(types)}."
 
 
-def _missing(view: ServiceView, desired: int, decisions: Iterable[Decision]) -> tuple[Reason, str] | None:
+def _missing(view: ServiceView, decisions: Iterable[Decision]) -> str:
+    """What nodes would help; empty where none are missing."""
     if view.off is not None:
-        return None
+        return ""
     if view.plan is not None and view.plan.full:
         names = ", ".join(sorted(view.plan.full))
         text = f"The load needs more replicas, and the nodes of every pool that could serve it are full: {names}."
-        return Reason.NODE_SHORTAGE, f"{text} Missing: nodes with {_types(view)}."
+        return f"{text} Missing: nodes with {_types(view)}."
     wait = next((d for d in decisions if isinstance(d, Wait) and d.reason in LACKING), None)
     if wait is None:
-        return None
-    text = f"Replicas find no room: {wait.message}"
-    return Reason.NODE_SHORTAGE, f"{text} Missing: nodes with {_types(view)}."
+        return ""
+    return f"Replicas find no room: {wait.message} Missing: nodes with {_types(view)}."
 
 
 def _lacks(view: ServiceView, desired: int) -> bool:

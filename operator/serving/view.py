@@ -114,6 +114,11 @@ def model_uri(service: ModelService, jobs: Iterable[TrainingJob]) -> ModelPlace:
         return ModelPlace(problem=f"TrainingJob {name} does not exist in this namespace.")
     if job.spec.output is None:
         return ModelPlace(problem=f"TrainingJob {name} names no output that could be served.")
+    if job.spec.engine is not None and (adapters := job.spec.engine.unmerged):
+        return ModelPlace(
+            problem=f"The output of TrainingJob {name} is no model, but adapters ({', '.join(adapters)}): serve their base with "
+            "spec.adapters, or a merged one by spec.model.uri."
+        )
     if job.status is None or job.status.phase is not TrainingPhase.SUCCEEDED:
         return ModelPlace(problem=f"TrainingJob {name} has not succeeded yet.")
     return ModelPlace(uri=job.spec.output.uri, made_by=workload(job))

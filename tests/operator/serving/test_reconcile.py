@@ -356,6 +356,22 @@ def test_a_jobs_output_is_served_once_it_has_succeeded(phase: str | None, proble
     assert (problem in place.problem) if problem else (place.uri == "pvc://claim/model")
 
 
+@pytest.mark.parametrize(
+    ("adapters", "named"),
+    [
+        ({"adapter": {"rank": 4}}, "adapters (adapter)"),
+        ({"adapter": {"rank": 4, "merge": True}}, ""),
+        ({"adapters": [{"name": "a", "merge": True}, {"name": "b"}]}, "adapters (a, b)"),
+    ],
+    ids=["one", "merged", "several"],
+)
+def test_an_output_that_holds_adapters_is_no_model_to_serve(adapters: dict[str, Any], named: str) -> None:
+    engine = {**ENGINE, "model": {"uri": "pvc://base/model"}, **adapters}
+    trained = job("train", status={"phase": "Succeeded"}, engine=engine)
+    place = model_uri(service(model={"trainingJob": "train"}), [trained])
+    assert (f"is no model, but {named}" in place.problem) if named else (place.uri == "pvc://claim/model")
+
+
 # -- the replica count ------------------------------------------------------------------------------------------
 
 

@@ -88,6 +88,16 @@ def test_a_type_without_a_pool_is_named_beside_those_that_exist() -> None:
     assert gone.status == "False"
 
 
+def test_a_shortage_goes_before_a_type_without_a_pool_and_names_it() -> None:
+    of = view(wanting(2, accelerators=["L4", "A100"]), replica(0), pools=POOLS)
+    condition = told(reconcile(of, (NO_ROOM,)))
+    assert condition is not None
+    assert condition.reason == "NodeShortage"
+    assert condition.message.endswith(
+        "Missing: nodes with L4 or A100. spec.accelerators names A100, and no AcceleratorPool has it; there are H100, L4, T4."
+    )
+
+
 def test_a_service_that_is_off_lacks_nothing() -> None:
     of = view(wanting(2, suspend=True), pools=POOLS)
     assert told(reconcile(of, (NO_ROOM,))) is None
