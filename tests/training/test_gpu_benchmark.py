@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from busbar.workloads.machine.streams import make_repeatable
+from busbar.workloads.training import optimizer
+from busbar.workloads.training.norm import clip_factor
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu/training.py"
 
@@ -140,3 +145,30 @@ def test_the_engines_core_needs_only_torch() -> None:
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(root)!r})\n{code}"], check=False
     )
     assert done.returncode == 0
+
+
+def test_what_updates_read_is_held_while_they_are_under_way(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a GPU updates are only queued when `step` returns: memory let go then is written to by the next forward pass.
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def recorded(limit: float, total: torch.Tensor) -> torch.Tensor:
+        factor = clip_factor(limit, total)
+        made.append(weakref.ref(factor))
+        return factor
+
+    monkeypatch.setattr(optimizer, "clip_factor", recorded)
+    shape = benchmark.SHAPES["miniature"]
+    way = benchmark.make("offload", benchmark.Decoder(shape), torch.device("cpu"))
+    first, second, *_ = benchmark.batches(shape, torch.device("cpu"))
+    way.step(first)
+    way.drain()  # the queue of a CPU lets go of what it has done
+    gc.collect()
+    assert made[0]() is not None
+    way.step(second)
+    way.drain()
+    gc.collect()
+    assert made[0]() is None
+    assert made[1]() is not None
+    way.close()

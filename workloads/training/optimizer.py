@@ -93,6 +93,9 @@ class OffloadedAdamW:
         ]
         self.updates = 0  # AdamW's step count: skipped steps are not in it
         self.skipped = 0  # steps whose gradient norm was not finite
+        # Held until the next step is queued: updates read its tensors on a stream of their own, beside the next forward
+        # pass, and torch gives memory that nobody holds to the stream that it came from, at once.
+        self._under_way: _Step | None = None
         # called before a stream changes weights or state of a group: a checkpoint may have to copy them first
         self.before_update: Callable[[FlatGroup, Stream], object] = lambda flat, stream: None
 
@@ -115,6 +118,7 @@ class OffloadedAdamW:
             lambda chunk, state: self._update(chunk, state, step),
             _clear_others,
         )
+        self._under_way = step
         norm = float(total)  # on a GPU the host waits here, when all is queued
         if math.isfinite(norm):
             self.updates += 1
