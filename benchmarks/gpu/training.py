@@ -1,6 +1,6 @@
 """The training engine's offload on this machine's GPU: bit-equality first, then speed. Needs only torch.
 
-    python benchmarks/gpu/training.py --output benchmarks/gpu/training-<gpu>.json
+    python benchmarks/gpu/training.py --output benchmarks/results/gpu/training.json
     python benchmarks/gpu/training.py --shape miniature        the default on a machine without a GPU
     python benchmarks/gpu/training.py --shape 3b --dtype bfloat16 --ways offload,fsdp2
     python benchmarks/gpu/training.py --shape 13b --dtype bfloat16 --ways auto --checkpoint /scratch
@@ -147,9 +147,6 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = Norm(shape.width)
-        for parameter in self.parameters():
-            if parameter.ndim >= 2:
-                nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Mean loss of predicting each next token."""
@@ -163,6 +160,23 @@ class Decoder(nn.Module):
         logits = nn.functional.linear(self.norm(x), self.embedding.weight)[:, :-1]
         loss: torch.Tensor = cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
         return loss
+
+
+def make_model(shape: Shape, home: torch.device, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """A decoder whose weights lie on `home`. They are drawn on `device`, so they are the same wherever they lie: the generators
+    of a CPU and a GPU give different numbers."""
+    with torch.device("meta"):
+        model = Decoder(shape).to(dtype)
+    model.to_empty(device=home)
+    generator = torch.Generator(device).manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim < 2:
+                parameter.fill_(1.0)
+            else:
+                drawn = torch.empty(parameter.shape, dtype=dtype, device=device)
+                parameter.copy_(drawn.normal_(std=0.02, generator=generator))
+    return model
 
 
 class Plain:
@@ -454,12 +468,9 @@ def run(
 ) -> Outcome:
     """Train one way from the same weights on the same tokens."""
     on_gpu = device.type == "cuda"
-    torch.manual_seed(0)
-    torch.set_default_dtype(DTYPES[dtype])
     # The peer keeps its parameters on the host, in fp32; the engine moves them from there to the device.
-    with torch.device("cpu") if name in (*PEERS, "auto", "stream") else device:
-        model = Decoder(shape)
-    torch.set_default_dtype(torch.float32)
+    home = torch.device("cpu") if name in (*PEERS, "auto", "stream") else device
+    model = make_model(shape, home, DTYPES[dtype], device)
     way = make(name, model.float() if name in PEERS else model, device, dtype)
     if on_gpu:  # after the weights have moved into the arena, because during the move two copies exist
         torch.cuda.empty_cache()
