@@ -12,7 +12,9 @@ same code and says so in its result; such a result is never a GPU figure.
 2. Speed, in --dtype: B sequences with `context` tokens each produce `output` tokens. Ours with paged
    KV and continuous batching, transformers with its static batch; both timed to the last token.
    The ratio is the figure; tokens/s belong to the device named in the same file.
-3. Streaming, in --dtype: decoding steps of the largest batch where the memory holds a quarter of the layers and two slots,
+3. Attention, in --dtype: one layer's decoding for B sequences of a context, gathered and in place, and the share of the
+   memory's copy rate at which each reads the keys and values. On a CPU only that the ways run. Has not run on a GPU yet.
+4. Streaming, in --dtype: decoding steps of the largest batch where the memory holds a quarter of the layers and two slots,
    with and without reading ahead, beside all layers resident and the bound of reading or computing. This part has not run
    on a GPU yet.
 """
@@ -39,14 +41,17 @@ import transformers
 from tokenizers import Tokenizer, models
 
 from busbar.workloads.serving.architecture import parse_architecture, read_architecture
+from busbar.workloads.serving.block_attention import PRODUCTS, InPlace
 from busbar.workloads.serving.core import EngineCore
+from busbar.workloads.serving.kvcache import KvShape
 from busbar.workloads.serving.loader import assemble, choose_dtypes, load
+from busbar.workloads.serving.probe import GPU_WAYS, choose_backend, fastest, time_decoding
 from busbar.workloads.serving.sampling import SamplingParams
 from busbar.workloads.serving.settings import EngineSettings
 from busbar.workloads.serving.stream_load import WeightReader
 from busbar.workloads.serving.weights import fuse_weights
 
-PARTS = ("equality", "speed", "streaming")
+PARTS = ("equality", "speed", "attention", "streaming")
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"layers": 4, "hidden": 256, "heads": 4, "kv": 4, "mlp": 704, "vocab": 4096},
     "1b": {"layers": 16, "hidden": 2048, "heads": 32, "kv": 8, "mlp": 8192, "vocab": 128256},
@@ -63,10 +68,26 @@ class Plan:
     output: int
     equality_prompts: int
     equality_tokens: int
+    attention: tuple[tuple[int, int], ...]
+    """Sequences and tokens of each."""
 
 
-GPU = Plan(batches=(1, 8, 64), context=1024, output=256, equality_prompts=8, equality_tokens=64)
-MINIATURE = Plan(batches=(1, 8), context=48, output=48, equality_prompts=6, equality_tokens=32)
+GPU = Plan(
+    batches=(1, 8, 64),
+    context=1024,
+    output=256,
+    equality_prompts=8,
+    equality_tokens=64,
+    attention=((1, 1024), (8, 1024), (64, 1024), (1, 16384), (8, 16384), (64, 4096)),
+)
+MINIATURE = Plan(
+    batches=(1, 8),
+    context=48,
+    output=48,
+    equality_prompts=6,
+    equality_tokens=32,
+    attention=((1, 128), (2, 256)),
+)
 
 
 def make_model(shape: dict[str, int], device: torch.device, dtype: torch.dtype, seed: int = 0) -> Any:
@@ -178,7 +199,7 @@ def check_equality(shape: dict[str, int], device: torch.device, plan: Plan) -> d
         "sumOfContexts": total,
         "preemptions": core.scheduler.preemption_count,
         "blocksLeftBehind": core.scheduler.pool.used,
-        "attention": core.runner.decoder.attention.name,
+        "attention": (core.runner.decoder.in_place or core.runner.decoder.attention).name,
     }
 
 
@@ -222,6 +243,46 @@ def measure_speed(
         )
         print(f"  batch {batch}: {rows[-1]['ratio']}x transformers", file=sys.stderr)
     return rows
+
+
+def measure_attention(
+    shape: dict[str, int], device: torch.device, dtype: torch.dtype, plan: Plan
+) -> dict[str, Any]:
+    """One layer's decoding attention in every way that runs here, as microseconds and as a share of the copy rate."""
+    one = KvShape(1, shape["kv"], shape["hidden"] // shape["heads"], 64, dtype)
+    gathering, _ = choose_backend(one, shape["heads"], device)
+    rate = copy_rate(device)
+    ways: Mapping[str, Callable[[], InPlace]] = (
+        {PRODUCTS.name: lambda: PRODUCTS} if device.type == "cpu" else GPU_WAYS
+    )
+    rows = []
+    for batch, context in plan.attention:
+        row: dict[str, Any] = {"batch": batch, "context": context}
+        read = batch * context * one.block_bytes / one.block_tokens
+        for name, find in ways.items():
+            try:
+                within, gathered = time_decoding(
+                    one, shape["heads"], device, find(), gathering, batch, context
+                )
+            except Exception as problem:
+                row[name] = {"doesNotRun": str(problem)[:500]}
+                continue
+            for way, seconds in ((name, within), (f"gathered, {gathering.name}", gathered)):
+                row[way] = {
+                    "microseconds": round(seconds * 1e6, 1),
+                    "ofTheCopyRate": round(read / seconds / rate, 3),
+                }
+            row[name]["overGathered"] = round(gathered / within, 2)
+        rows.append(row)
+        print(f"  attention: {row}", file=sys.stderr)
+    return {"copyBytesPerSecond": round(rate), "rows": rows}
+
+
+def copy_rate(device: torch.device) -> float:
+    """Bytes per second that a large copy in the device's memory reads and writes."""
+    source = torch.zeros(2**30 if device.type == "cuda" else 2**26, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * len(source) / fastest(lambda: target.copy_(source), device)
 
 
 def measure_streaming(
@@ -311,7 +372,7 @@ def main() -> int:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the timed part")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="which of the three; default: all"
+        "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="which of the four; default: all"
     )
     parser.add_argument("--batches", type=int, nargs="+", help="sequences at once in the timed parts")
     parser.add_argument("--tokens", type=int, help="that each sequence produces in the timed parts")
@@ -346,6 +407,7 @@ def main() -> int:
     measures: dict[str, Callable[[], Any]] = {
         "equality": lambda: check_equality(SHAPES[name], device, plan),
         "speed": lambda: measure_speed(SHAPES[name], device, getattr(torch, dtype), plan, arguments.repeats),
+        "attention": lambda: measure_attention(SHAPES[name], device, getattr(torch, dtype), plan),
         "streaming": lambda: measure_streaming(
             SHAPES[name], device, getattr(torch, dtype), plan, arguments.repeats
         ),

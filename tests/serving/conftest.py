@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,9 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.serving.adapted import Family
+
+os.environ["TRITON_INTERPRET"] = "1"
+"""Triton reads it when it is imported, which other packages do as well."""
 
 PURE = (
     "test_scheduler",

@@ -1,6 +1,9 @@
-"""Attention that reads the blocks of the pool in place: used on a CPU when results need not be bit-equal.
+"""Attention that reads the blocks of the pool in place: used when results need not be bit-equal.
 
-Decoding sequences are computed block by block. In the pool the same head of consecutive blocks lies at equal
+How decoding sequences are computed is one of several ways (`InPlace`): on a CPU by the products of this module, on a GPU
+by a kernel (`decode_kernel.py`).
+
+The products go block by block. In the pool the same head of consecutive blocks lies at equal
 distances, so a range of blocks is one strided operand of a batched product, and nothing is copied: each
 block's scores against the query of the sequence that owns it, then its share of the output. The shares of a
 sequence are added up by one product with an owner matrix. Blocks in the range that no sequence of the step owns are
@@ -16,8 +19,10 @@ later one to its gathered context.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -48,15 +53,37 @@ class BlockGroup:
     """[rows, n * owners] float32: 1 where the pair is the row's."""
 
 
-@dataclass(frozen=True)
-class DecodePart:
+class DecodePart(Protocol):
     """Rows 0..rows of a step: one query each."""
+
+    @property
+    def rows(self) -> int: ...
+
+    def attend(self, layer: int, q: torch.Tensor, cache: KvCache) -> torch.Tensor:
+        """[rows, heads, head_dim], of scaled queries [rows, heads, head_dim] in the cache's dtype."""
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """A way to compute decoding sequences without gathering their contexts."""
+
+    name: str
+    plan: Callable[[list[Chunk], KvCache], DecodePart]
+
+
+@dataclass(frozen=True)
+class ProductsDecode:
+    """Decoding rows as batched products over blocks."""
 
     rows: int
     groups: tuple[BlockGroup, ...]
     table: torch.Tensor
     """[rows * widest] int64 places of each row's pairs among those of all groups, repeated to the widest row's
     number."""
+
+    def attend(self, layer: int, q: torch.Tensor, cache: KvCache) -> torch.Tensor:
+        """As `DecodePart.attend`."""
+        return _decode(self, layer, q, cache)
 
 
 @dataclass(frozen=True)
@@ -68,7 +95,7 @@ class PromptPart:
     blocks: torch.Tensor | None
     """Of the context; None: the chunk is its own context."""
     mask: torch.Tensor | None
-    """[queries, context] float32, additive."""
+    """[queries, context] in the cache's dtype, additive."""
 
 
 @dataclass(frozen=True)
@@ -88,23 +115,23 @@ class BlockPlan:
         out = torch.zeros_like(q)
         if self.decode is not None:
             part = self.decode
-            out[: part.rows] = _decode(part, layer, q[: part.rows].to(cache.shape.dtype), cache)
+            out[: part.rows] = part.attend(layer, q[: part.rows].to(cache.shape.dtype), cache)
         for chunk in self.prompts:
             rows = slice(chunk.start, chunk.stop)
             out[rows] = _prompt(chunk, layer, q[rows], k[rows], v[rows], cache)
         return out.view(len(q), -1)
 
 
-def plan_blocks(decoding: list[Chunk], prompts: list[Chunk], cache: KvCache) -> BlockPlan:
+def plan_blocks(way: InPlace, decoding: list[Chunk], prompts: list[Chunk], cache: KvCache) -> BlockPlan:
     """For rows in this order: the decoding chunks, then each prompt chunk's."""
     parts, row = [], len(decoding)
     for chunk in prompts:
         parts.append(_prompt_part(chunk, row, cache))
         row += chunk.count
-    return BlockPlan(_decode_part(decoding, cache) if decoding else None, tuple(parts))
+    return BlockPlan(way.plan(decoding, cache) if decoding else None, tuple(parts))
 
 
-def _decode_part(chunks: list[Chunk], cache: KvCache) -> DecodePart:
+def _plan_products(chunks: list[Chunk], cache: KvCache) -> ProductsDecode:
     size = cache.shape.block_tokens
     ids: list[int] = []
     visible: list[int] = []
@@ -135,7 +162,7 @@ def _decode_part(chunks: list[Chunk], cache: KvCache) -> DecodePart:
     places = iter(place.tolist())
     rows = [list(islice(places, count)) for count in widths]
     table = [at for own in rows for at in own + own[:1] * (widest - len(own))]
-    return DecodePart(len(chunks), tuple(groups), torch.tensor(table))
+    return ProductsDecode(len(chunks), tuple(groups), torch.tensor(table))
 
 
 def _group(
@@ -158,7 +185,7 @@ def _group(
     return BlockGroup(owners, first if ranged else None, blocks, owner, mask, belongs), at
 
 
-def _decode(part: DecodePart, layer: int, q: torch.Tensor, cache: KvCache) -> torch.Tensor:
+def _decode(part: ProductsDecode, layer: int, q: torch.Tensor, cache: KvCache) -> torch.Tensor:
     rows, heads, width = q.shape
     kv_heads = cache.shape.kv_heads
     by_head = q.view(rows, kv_heads, heads // kv_heads, width)
@@ -219,8 +246,8 @@ def _prompt_part(chunk: Chunk, row: int, cache: KvCache) -> PromptPart:
     blocks = chunk.sequence.blocks[: -(-end // size)]
     positions = torch.arange(chunk.start, end)[:, None]
     hidden = torch.arange(len(blocks) * size) > positions
-    mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
-    return PromptPart(row, stop, torch.tensor(blocks), mask)
+    mask = torch.zeros(hidden.shape, dtype=cache.shape.dtype).masked_fill_(hidden, float("-inf"))
+    return PromptPart(row, stop, torch.tensor(blocks, device=cache.device), mask.to(cache.device))
 
 
 def _prompt(
@@ -243,3 +270,6 @@ def _prompt(
         enable_gqa=q.shape[1] != keys.shape[1],
     )
     return out[0].transpose(0, 1).to(q.dtype)
+
+
+PRODUCTS = InPlace("blocks-in-place", _plan_products)

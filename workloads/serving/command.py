@@ -292,7 +292,8 @@ def _announce(settings: object, loaded: Loaded) -> None:
         f"  KV cache: {pool.total} blocks of {shape.block_tokens} tokens in {shape.stored}, "
         f"{loaded.kv_bytes / 2**20:.0f} MiB; context up to {core.max_model_len} tokens\n"
         f"  host KV tier: {pool.host.total} blocks\n"
-        f"  attention: {loaded.attention}; greedy output independent of the batch: "
+        f"  attention: {loaded.attention} (tried: {'; '.join(map(str, loaded.trials))})\n"
+        f"  greedy output independent of the batch: "
         f"{'yes' if loaded.batch_invariant else 'not promised (--deterministic)' if core.runner.in_place else 'no, on this machine'}; loaded in {loaded.load_s:.1f} s",
         err=True,
     )

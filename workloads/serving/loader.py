@@ -32,7 +32,7 @@ from busbar.workloads.serving.kvcache import KvCache, KvShape
 from busbar.workloads.serving.metrics import Metrics
 from busbar.workloads.serving.model import Decoder
 from busbar.workloads.serving.mover import BlockMover
-from busbar.workloads.serving.probe import TOLERANCE, Trial, batch_invariant, choose_backend, try_blocks
+from busbar.workloads.serving.probe import Trial, batch_invariant, choose_backend, choose_in_place
 from busbar.workloads.serving.quota import Quotas
 from busbar.workloads.serving.runner import Runner
 from busbar.workloads.serving.scheduler import Scheduler, StepLimits
@@ -113,7 +113,7 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
         weight_bytes=weights.bytes,
         kv_bytes=core.runner.cache.bytes,
         trials=tuple(trials),
-        attention=trials[-1].name if core.runner.in_place else core.runner.decoder.attention.name,
+        attention=(core.runner.decoder.in_place or core.runner.decoder.attention).name,
         batch_invariant=invariant,
         load_s=time.monotonic() - began,
         identity=identity,
@@ -164,14 +164,14 @@ def assemble(
     blocks = block_count(settings, shape, wanted, kv_budget(settings.kv_bytes, device))
     max_model_len = min(wanted, blocks * settings.block_tokens)
     attention, trials = choose_backend(shape, arch.heads, device)
-    in_place = False
-    if device.type == "cpu" and not settings.deterministic:
-        trials.append(try_blocks(shape, arch.heads))
-        in_place = trials[-1].max_error < TOLERANCE[kv_dtype]
-    decoder = Decoder(arch, weights, attention, wanted, fixed_order=not in_place)
+    in_place = None
+    if not settings.deterministic:
+        in_place, tried = choose_in_place(shape, arch.heads, device, attention)
+        trials += tried
+    decoder = Decoder(arch, weights, attention, wanted, in_place)
     if shape.form is not None:
         decoder.balance(key_peaks(decoder, shape, device, wanted))
-    invariant = not in_place and batch_invariant(decoder, shape, device, wanted)
+    invariant = in_place is None and batch_invariant(decoder, shape, device, wanted)
     limits = StepLimits(
         settings.block_tokens,
         settings.max_batched_tokens or STEP_TOKENS,

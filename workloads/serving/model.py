@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from busbar.workloads.serving.adapter_pages import AdapterRows, Group
 from busbar.workloads.serving.architecture import Architecture
 from busbar.workloads.serving.attention import MIN_ROWS, AttentionBackend, Span
-from busbar.workloads.serving.block_attention import BlockPlan
+from busbar.workloads.serving.block_attention import BlockPlan, InPlace
 from busbar.workloads.serving.experts import ExpertMlp, gated
 from busbar.workloads.serving.kvcache import KvCache
 from busbar.workloads.serving.linear import Linear
@@ -55,10 +55,12 @@ class Decoder:
         weights: Weights,
         attention: AttentionBackend,
         positions: int,
-        fixed_order: bool = True,
+        in_place: InPlace | None = None,
     ) -> None:
-        """Without `fixed_order` a row's result may depend, in its last bits, on what else is in the step."""
-        self.fixed_order = fixed_order
+        """Gathered contexts go to `attention`; with `in_place` blocks are read where they are, and a row's result may
+        depend, in its last bits, on what else is in the step."""
+        self.in_place = in_place
+        self.fixed_order = in_place is None
         self.arch = arch
         self.weights = weights
         self.attention = attention
@@ -101,7 +103,7 @@ class Decoder:
         return self.weights.head(x[:count]).float(), x[count:]
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        if self.fixed_order:
+        if self.fixed_order or x.is_cuda:
             return F.rms_norm(x, (x.shape[-1],), weight, self.arch.norm_eps)
         # torch's own takes seven passes on a CPU; this takes three.
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)

@@ -7,14 +7,15 @@ answer is reported; the engine never promises what it has not just seen.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import torch
 
 from busbar.workloads.serving.attention import BACKENDS, MIN_ROWS, AttentionBackend, Span
-from busbar.workloads.serving.block_attention import plan_blocks
+from busbar.workloads.serving.block_attention import PRODUCTS, InPlace, plan_blocks
 from busbar.workloads.serving.blocks import BlockPool
 from busbar.workloads.serving.errors import ModelUnsupported
 from busbar.workloads.serving.kvcache import KvCache, KvShape
@@ -23,12 +24,16 @@ from busbar.workloads.serving.runner import Runner
 from busbar.workloads.serving.scheduler import Scheduler, StepLimits
 from busbar.workloads.serving.sequence import Chunk, Sequence
 
+log = logging.getLogger(__name__)
+CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 UNIT = 4
 LAYOUTS = (((1, 2), 5, 1), ((4,), 3, 1), ((1, 7), 6, 1), ((6, 3), 4, 3), ((5,), 0, 2))
 """Three decoding sequences, two of which share a block, and two chunks of prompts: blocks, first query in quarters of
 a block, queries."""
+TIMED = (8, 1024)
+"""Sequences and tokens of each, for which a GPU's ways of decoding are timed."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,16 @@ class Trial:
     name: str
     max_error: float
     """Largest absolute difference from float64."""
-    microseconds: float
-    """Fastest of a few calls for a decode of 8 sequences."""
+    microseconds: float = 0.0
+    """Of a decode of 8 sequences, the fastest of a few calls; 0: not timed."""
+    gathering: float | None = None
+    """Of a way in place: microseconds for the same sequences with gathered contexts."""
+
+    def __str__(self) -> str:
+        spent = f" {self.microseconds:.0f} µs" if self.microseconds else ""
+        if self.gathering is not None:
+            spent += f" instead of {self.gathering:.0f} gathered"
+        return f"{self.name}{spent}, off by {self.max_error:.1g}"
 
 
 def try_backend(candidate: AttentionBackend, shape: KvShape, heads: int, device: torch.device) -> Trial:
@@ -64,13 +77,7 @@ def try_backend(candidate: AttentionBackend, shape: KvShape, heads: int, device:
     q64 = q.double().view(batch, shape.kv_heads, group, width)
     weights = torch.softmax(q64 @ k64.transpose(-1, -2) + mask.double(), -1)
     error = (got.view(batch, shape.kv_heads, group, width) - weights @ v64).abs().max().item()
-    best = float("inf")
-    for _ in range(5):
-        began = time.perf_counter()
-        candidate(q, k, v, span, shape.kv_heads)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - began)
+    best = fastest(lambda: candidate(q, k, v, span, shape.kv_heads), device)
     return Trial(candidate.name, error, best * 1e6)
 
 
@@ -89,13 +96,101 @@ def choose_backend(
     return chosen[0], [t for _, t in trials]
 
 
+def fastest(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of the fastest of five calls."""
+    best = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def _paged() -> InPlace:
+    from busbar.workloads.serving.paged_decode import PAGED
+
+    return PAGED
+
+
+def _kernel() -> InPlace:
+    from busbar.workloads.serving.decode_kernel import KERNEL
+
+    return KERNEL
+
+
+GPU_WAYS: dict[str, Callable[[], InPlace]] = {"paged-varlen": _paged, "split-kv-kernel": _kernel}
+"""Imported only where they are tried: they need what a CPU has not."""
+
+
+def choose_in_place(
+    shape: KvShape, heads: int, device: torch.device, gathering: AttentionBackend
+) -> tuple[InPlace | None, list[Trial]]:
+    """How decoding sequences are computed without gathering, and what was tried. None where no way is correct here or, on
+    a GPU, none is faster than gathering contexts for `gathering`."""
+    if device.type == "cpu":
+        trial = try_blocks(shape, heads)
+        return (PRODUCTS if trial.max_error < TOLERANCE[shape.dtype] else None), [trial]
+    if shape.form is not None:  # none of them reads codes
+        return None, []
+    best, shortest, trials = None, float("inf"), []
+    for name, find in GPU_WAYS.items():
+        try:
+            way = find()
+            error = try_blocks(shape, heads, way=way, device=device).max_error
+            within, gathered = time_decoding(shape, heads, device, way, gathering, *TIMED)
+        except Exception as problem:  # of torch, Triton, its compiler or the driver: any kind
+            log.warning("attention by %s does not run here: %s", name, problem)
+            continue
+        trials.append(Trial(name, error, within * 1e6, gathered * 1e6))
+        if error < TOLERANCE[shape.dtype] and within < min(shortest, gathered):
+            best, shortest = way, within
+    return best, trials
+
+
+def time_decoding(
+    shape: KvShape,
+    heads: int,
+    device: torch.device,
+    way: InPlace,
+    gathering: AttentionBackend,
+    rows: int,
+    context: int,
+) -> tuple[float, float]:
+    """Seconds of one layer for `rows` sequences of `context` tokens, whole blocks: in place, and gathered."""
+    shape = replace(shape, layers=1)
+    columns = context // shape.block_tokens
+    cache = KvCache(shape, rows * columns, device)
+    tables = torch.arange(rows * columns).view(rows, columns) + 1
+    chunks = []
+    for blocks in tables.tolist():
+        sequence = Sequence(0, [0] * context, 0)
+        sequence.blocks = blocks
+        chunks.append(Chunk(sequence, context - 1, 1))
+    part = way.plan(chunks, cache)
+    q = torch.zeros((rows, heads, shape.head_dim), dtype=shape.dtype, device=device)
+    mask = torch.zeros((rows, 1, 1, columns * shape.block_tokens), device=device)
+    span = Span(0, rows, rows, 1, cache.run_index(tables.to(device)), mask)
+
+    def gathered() -> object:
+        k, v = cache.gather(0, span.run_index, span.batch)
+        return gathering(q[:, None], k, v, span, shape.kv_heads)
+
+    return fastest(lambda: part.attend(0, q, cache), device), fastest(gathered, device)
+
+
 def try_blocks(
-    shape: KvShape, heads: int, layouts: Iterable[tuple[tuple[int, ...], int, int]] = LAYOUTS
+    shape: KvShape,
+    heads: int,
+    layouts: Iterable[tuple[tuple[int, ...], int, int]] = LAYOUTS,
+    way: InPlace = PRODUCTS,
+    device: torch.device = CPU,
 ) -> Trial:
     """Attention in place against float64: sequences given as (blocks, first query, queries)."""
     generator = torch.Generator().manual_seed(0)
     layouts = list(layouts)
-    cache = KvCache(shape, max(max(blocks) for blocks, _, _ in layouts), torch.device("cpu"))
+    cache = KvCache(shape, max(max(blocks) for blocks, _, _ in layouts), device)
     _fill(cache, generator)
     chunks = []
     for blocks, start, count in layouts:
@@ -107,20 +202,20 @@ def try_blocks(
     rows = sum(c.count for c in chunks)
     width, layer = shape.head_dim, shape.layers - 1
     q = torch.randn((rows, heads, width), generator=generator) * width**-0.5
+    q = q.to(device=device, dtype=shape.dtype)
     contexts = []
-    k, v = torch.zeros((2, rows, shape.kv_heads, width))
+    k, v = torch.zeros((2, rows, shape.kv_heads, width), dtype=shape.dtype, device=device)
     row = 0
     for chunk in (*single, *longer):
-        both = cache.contents(layer, torch.tensor(chunk.sequence.blocks)).transpose(0, 1).transpose(1, 2)
+        own = torch.tensor(chunk.sequence.blocks, device=device)
+        both = cache.contents(layer, own).transpose(0, 1).transpose(1, 2)
         keys, values = both.reshape(2, shape.kv_heads, -1, width)[:, :, : chunk.start + chunk.count]
         contexts.append((row, chunk, keys, values))
         for new, whole in ((k, keys), (v, values)):
             new[row : row + chunk.count] = whole[:, chunk.start :].transpose(0, 1)
         row += chunk.count
-    plan = plan_blocks(single, longer, cache)
-    began = time.perf_counter()
+    plan = plan_blocks(way, single, longer, cache)
     got = plan.attend(layer, q, k, v, cache).view(rows, heads, width)
-    spent = time.perf_counter() - began
     error = 0.0
     for row, chunk, keys, values in contexts:
         for i in range(chunk.count):
@@ -129,17 +224,17 @@ def try_blocks(
             weights = torch.softmax(group @ keys[:, :seen].double().transpose(1, 2), -1)
             exact = (weights @ values[:, :seen].double()).view(heads, width)
             error = max(error, (got[row + i] - exact).abs().max().item())
-    return Trial("blocks-in-place", error, spent * 1e6)
+    return Trial(way.name, error)
 
 
 def _fill(cache: KvCache, generator: torch.Generator) -> None:
     """Random keys and values in every slot."""
     shape = cache.shape
-    slots = torch.arange((cache.blocks + 1) * shape.block_tokens)
+    slots = torch.arange((cache.blocks + 1) * shape.block_tokens, device=cache.device)
     index = cache.slot_index(slots // shape.block_tokens, slots % shape.block_tokens)
     for layer in range(shape.layers):
         keys, values = torch.randn((2, len(slots), shape.kv_heads, shape.head_dim), generator=generator)
-        cache.store(layer, index, keys, values)
+        cache.store(layer, index, keys.to(cache.device), values.to(cache.device))
 
 
 def batch_invariant(decoder: Decoder, shape: KvShape, device: torch.device, positions: int) -> bool:

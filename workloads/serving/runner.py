@@ -46,7 +46,7 @@ class Runner:
         self.adapters_together = adapters_together
         self.decoder = decoder
         self.cache = cache
-        self.in_place = not decoder.fixed_order
+        self.in_place = decoder.in_place is not None
 
     def run(self, step: Step) -> Outcome:
         """Computes a step, and starts its copies."""
@@ -95,8 +95,8 @@ class Runner:
                 kept_rows += range(kept.start + shift, kept.stop + shift)
         spans: list[Span] = []
         plan = None
-        if self.in_place:
-            plan = plan_blocks(singles, longer, self.cache)
+        if self.decoder.in_place is not None:
+            plan = plan_blocks(self.decoder.in_place, singles, longer, self.cache)
             sample_rows = sample_rows or [0]
         else:
             spans = [*self._decode_spans(singles), *self._prompt_spans(longer, len(singles))]

@@ -1,0 +1,210 @@
+"""Decoding attention in place on a GPU: a Triton kernel that reads the pool's blocks through a block table.
+
+Each decoding row has one query per head. The queries that share a key-value head are the rows of one product, so its keys
+and values are read once for all of them. A context is split into equal shares, so that a few long sequences still keep
+every multiprocessor busy (split-KV): a program computes one share of one row and head with a running maximum, and
+`merge_splits` adds the shares up by the logarithms of their sums. Nothing is gathered, and what is read is a sequence's own
+length, rounded up to a tile.
+
+This module needs Triton, a C compiler and a GPU; only `probe.choose_in_place` imports it. With `TRITON_INTERPRET=1` the same
+code runs on a CPU, for tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from busbar.workloads.serving.block_attention import InPlace
+from busbar.workloads.serving.kvcache import KvCache
+from busbar.workloads.serving.paged_decode import tables_of
+from busbar.workloads.serving.sequence import Chunk
+
+TILE = 64
+"""Tokens of a context that a program multiplies at once."""
+STAGES = 2
+"""Tiles in shared memory at once: one is loaded while another is multiplied. Two of 256 numbers fit an A100's."""
+LEAST_QUERIES = 16
+"""Rows of a product on tensor cores; queries of a head group are padded to it."""
+PROGRAMS_PER_PROCESSOR = 4
+"""Programs per multiprocessor that a step's contexts are split into, if they are long enough."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend_shares(  # type: ignore[no-untyped-def]
+    queries,
+    pool,
+    tables,
+    lengths,
+    mixed,
+    log_sums,
+    share,
+    splits,
+    columns,
+    block_stride,
+    key_origin,
+    value_origin,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    SLOTS: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """One share of one row's context, for the queries of one key-value head: their mixture of values, and the logarithm
+    of their sum of weights (-inf where the share lies behind the context)."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    split = tl.program_id(2)
+    query = tl.arange(0, PADDED_GROUP)
+    number = tl.arange(0, PADDED_DIM)
+    real = (query < GROUP)[:, None] & (number < DIM)[None, :]
+    at = (row * HEADS + head * GROUP + query) * DIM
+    asked = tl.load(queries + at[:, None] + number[None, :], mask=real, other=0.0)
+    peak = tl.full((PADDED_GROUP,), float("-inf"), tl.float32)
+    total = tl.zeros((PADDED_GROUP,), tl.float32)
+    sums = tl.zeros((PADDED_GROUP, PADDED_DIM), tl.float32)
+    first = split * share
+    last = tl.minimum(first + share, tl.load(lengths + row))
+    for start in range(first, last, TILE):
+        token = start + tl.arange(0, TILE)
+        block = tl.load(tables + row * columns + token // SLOTS, mask=token < last, other=0)
+        place = block * block_stride + (head * SLOTS + token % SLOTS) * DIM
+        stored = (token < last)[:, None] & (number < DIM)[None, :]
+        keys = tl.load(pool + key_origin + place[:, None] + number[None, :], mask=stored, other=0.0)
+        scores = tl.dot(asked, tl.trans(keys), input_precision="ieee")
+        scores = tl.where((token < last)[None, :], scores, float("-inf"))
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        weights = tl.exp(scores - higher[:, None])
+        kept = tl.exp(peak - higher)
+        values = tl.load(pool + value_origin + place[:, None] + number[None, :], mask=stored, other=0.0)
+        total = total * kept + tl.sum(weights, 1)
+        sums = sums * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        peak = higher
+    shown = tl.where(total > 0, total, 1.0)
+    out = (row * splits + split) * HEADS + head * GROUP + query
+    tl.store(mixed + out[:, None] * DIM + number[None, :], sums / shown[:, None], mask=real)
+    tl.store(log_sums + out, tl.where(total > 0, peak + tl.log(shown), float("-inf")), mask=query < GROUP)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _merge(  # type: ignore[no-untyped-def]
+    mixed,
+    log_sums,
+    out,
+    splits,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    PADDED_SPLITS: tl.constexpr,
+) -> None:
+    """The shares of one row and head, weighted by their sums."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    split = tl.arange(0, PADDED_SPLITS)
+    number = tl.arange(0, PADDED_DIM)
+    at = (row * splits + split) * HEADS + head
+    logs = tl.load(log_sums + at, mask=split < splits, other=float("-inf"))
+    weights = tl.exp(logs - tl.max(logs, 0))
+    real = (split < splits)[:, None] & (number < DIM)[None, :]
+    parts = tl.load(mixed + at[:, None] * DIM + number[None, :], mask=real, other=0.0)
+    whole = tl.sum(parts * weights[:, None], 0) / tl.sum(weights, 0)
+    tl.store(out + (row * HEADS + head) * DIM + number, whole.to(out.dtype.element_ty), mask=number < DIM)
+
+
+def merge_splits(mixed: torch.Tensor, log_sums: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Adds up shares of contexts: [rows, splits, heads, dim] float32 mixtures of values and [rows, splits, heads] float32
+    logarithms of their sums of weights, -inf for a share of nothing, at least one of a row's finite. Fills and returns
+    `out` [rows, heads, dim]."""
+    rows, splits, heads, width = mixed.shape
+    _merge[(rows, heads)](
+        mixed,
+        log_sums,
+        out,
+        splits,
+        HEADS=heads,
+        DIM=width,
+        PADDED_DIM=triton.next_power_of_2(width),
+        PADDED_SPLITS=triton.next_power_of_2(splits),
+    )
+    return out
+
+
+def shares_of(rows: int, kv_heads: int, longest: int, programs: int) -> tuple[int, int]:
+    """(tokens of a share, shares of the longest context): whole tiles, in as many shares as `programs` programs over all
+    rows and heads ask for."""
+    tiles = -(-longest // TILE)
+    wanted = min(tiles, max(1, programs // (rows * kv_heads)))
+    share = -(-tiles // wanted) * TILE
+    return share, -(-longest // share)
+
+
+@dataclass(frozen=True)
+class KernelDecode:
+    """The decoding rows of a step."""
+
+    rows: int
+    tables: torch.Tensor
+    """[rows, columns] int64 ids of blocks."""
+    lengths: torch.Tensor
+    """[rows] int32 tokens that each row sees."""
+    share: int
+    """Tokens of a context that one program reads."""
+    splits: int
+
+    def attend(self, layer: int, q: torch.Tensor, cache: KvCache) -> torch.Tensor:
+        """As `DecodePart.attend`."""
+        rows, heads, width = q.shape
+        pool, kv_heads, slots = cache.pool, cache.shape.kv_heads, cache.shape.block_tokens
+        plane = kv_heads * slots * width
+        mixed = torch.empty((rows, self.splits, heads, width), dtype=torch.float32, device=q.device)
+        log_sums = torch.empty((rows, self.splits, heads), dtype=torch.float32, device=q.device)
+        _attend_shares[(rows, kv_heads, self.splits)](
+            q.contiguous(),
+            pool,
+            self.tables,
+            self.lengths,
+            mixed,
+            log_sums,
+            self.share,
+            self.splits,
+            self.tables.shape[1],
+            pool.stride(0),
+            2 * layer * plane,
+            (2 * layer + 1) * plane,
+            HEADS=heads,
+            GROUP=heads // kv_heads,
+            PADDED_GROUP=max(LEAST_QUERIES, triton.next_power_of_2(heads // kv_heads)),
+            DIM=width,
+            PADDED_DIM=max(LEAST_QUERIES, triton.next_power_of_2(width)),
+            SLOTS=slots,
+            TILE=TILE,
+            num_stages=STAGES,
+        )
+        return merge_splits(mixed, log_sums, torch.empty_like(q, memory_format=torch.contiguous_format))
+
+
+def _plan(chunks: list[Chunk], cache: KvCache) -> KernelDecode:
+    tables, lengths = tables_of(chunks, cache)
+    device = cache.device
+    share, splits = shares_of(len(chunks), cache.shape.kv_heads, max(lengths), _programs(device))
+    return KernelDecode(
+        len(chunks),
+        torch.tensor(tables, device=device),
+        torch.tensor(lengths, dtype=torch.int32, device=device),
+        share,
+        splits,
+    )
+
+
+def _programs(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 2 * PROGRAMS_PER_PROCESSOR
+    return PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+KERNEL = InPlace("split-kv-kernel", _plan)

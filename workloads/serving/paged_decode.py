@@ -1,0 +1,73 @@
+"""Decoding attention in place on a GPU by torch's `varlen_attn`, which reads pages through a block table.
+
+A layer's keys of a block are a page: the pool is block-major, so a view of it with the layer's strides is the pool of pages
+that the function wants, and nothing is copied. Which kernel computes it (cuDNN's or FlashAttention's), and for which page
+sizes, processors and dtypes, is torch's choice; where there is none it raises, and `probe.choose_in_place` sees that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.attention.varlen import varlen_attn
+
+from busbar.workloads.serving.block_attention import InPlace
+from busbar.workloads.serving.blocks import SCRATCH_BLOCK
+from busbar.workloads.serving.kvcache import KvCache
+from busbar.workloads.serving.sequence import Chunk
+
+
+@dataclass(frozen=True)
+class PagedDecode:
+    """The decoding rows of a step."""
+
+    rows: int
+    tables: torch.Tensor
+    """[rows, columns] int32 ids of blocks."""
+    lengths: torch.Tensor
+    """[rows] int32 tokens that each row sees."""
+    ends: torch.Tensor
+    """[rows + 1] int32: 0, 1, ... rows; each row is a sequence of one query."""
+    longest: int
+
+    def attend(self, layer: int, q: torch.Tensor, cache: KvCache) -> torch.Tensor:
+        """As `DecodePart.attend`."""
+        pages = cache.pool[:, layer].transpose(2, 3)  # [blocks, 2, slots, kv heads, head_dim]
+        out = varlen_attn(
+            q.contiguous(),
+            pages[:, 0],
+            pages[:, 1],
+            self.ends,
+            None,
+            1,
+            self.longest,
+            scale=1.0,
+            enable_gqa=q.shape[1] != cache.shape.kv_heads,
+            seqused_k=self.lengths,
+            block_table=self.tables,
+        )
+        assert isinstance(out, torch.Tensor)
+        return out
+
+
+def tables_of(chunks: list[Chunk], cache: KvCache) -> tuple[list[list[int]], list[int]]:
+    """Of decoding chunks: ids of the blocks of their contexts, padded to the longest, and tokens in them."""
+    lengths = [chunk.start + 1 for chunk in chunks]
+    columns = -(-max(lengths) // cache.shape.block_tokens)
+    tables = [chunk.sequence.blocks[:columns] for chunk in chunks]
+    return [own + [SCRATCH_BLOCK] * (columns - len(own)) for own in tables], lengths
+
+
+def _plan(chunks: list[Chunk], cache: KvCache) -> PagedDecode:
+    tables, lengths = tables_of(chunks, cache)
+
+    def numbers(values: list[int] | list[list[int]] | range) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=cache.device)
+
+    return PagedDecode(
+        len(chunks), numbers(tables), numbers(lengths), numbers(range(len(chunks) + 1)), max(lengths)
+    )
+
+
+PAGED = InPlace("paged-varlen", _plan)
