@@ -230,11 +230,13 @@ async def _parts(part: BodyPartReader) -> AsyncIterator[bytes]:
 
 async def _text(part: BodyPartReader) -> str:
     """A short field of a form."""
-    async with asyncio.timeout(CHUNK_S):
-        data = await part.read_chunk(MOST_FIELD)
-    if not part.at_eof() and await part.read_chunk(1):
-        raise BadRequest(f"The form's field {part.name!r} is too long.", param=part.name)
-    return data.decode(errors="replace")
+    held = bytearray()
+    while not part.at_eof():
+        async with asyncio.timeout(CHUNK_S):
+            held += await part.read_chunk(wire.PART_BYTES)
+        if len(held) > MOST_FIELD:
+            raise BadRequest(f"The form's field {part.name!r} is too long.", param=part.name)
+    return held.decode(errors="replace")
 
 
 async def _document(request: web.Request) -> dict[str, Any]:

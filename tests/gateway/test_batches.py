@@ -317,6 +317,41 @@ async def test_what_cannot_be_served_says_why(real: House, client: openai.AsyncO
     assert (await refusal("POST", "/v1/files", data=form))[0] == 413
 
 
+async def test_a_form_may_arrive_in_any_pieces(real: House, client: openai.AsyncOpenAI) -> None:
+    """Cut at many places, and into the smallest pieces."""
+
+    def form(purpose: str) -> bytes:
+        return (
+            f'--cut\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n{purpose}\r\n'
+            '--cut\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n{}\n\r\n--cut--\r\n'
+        ).encode()
+
+    async def upload(pieces: list[bytes]) -> tuple[int, str]:
+        async def slowly() -> AsyncIterator[bytes]:
+            for piece in pieces:
+                yield piece
+                await asyncio.sleep(0.002)
+
+        headers = {
+            "Authorization": f"Bearer {client.api_key}",
+            "Content-Type": "multipart/form-data; boundary=cut",
+        }
+        assert real.session is not None
+        async with real.session.post(f"{real.public}/v1/files", data=slowly(), headers=headers) as answer:
+            return answer.status, await answer.text()
+
+    whole = form("batch")
+    for cut in range(0, len(whole), 7):
+        status, text = await upload(
+            [whole[:cut], whole[cut:]] if cut else [whole[i : i + 1] for i in range(len(whole))]
+        )
+        assert (status, json.loads(text).get("bytes")) == (200, 3), (cut, text)
+    long = form("x" * 300)
+    for pieces in ([long], [long[:90], long[90:]]):
+        status, text = await upload(pieces)
+        assert (status, "'purpose' is too long" in text) == (400, True), text
+
+
 async def test_an_answer_waits_for_an_api_that_is_away(
     real: House, world: World, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
