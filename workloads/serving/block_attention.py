@@ -244,10 +244,13 @@ def _prompt_part(chunk: Chunk, row: int, cache: KvCache) -> PromptPart:
         return PromptPart(row, stop, None, None)
     end = chunk.start + chunk.count
     blocks = chunk.sequence.blocks[: -(-end // size)]
-    positions = torch.arange(chunk.start, end)[:, None]
-    hidden = torch.arange(len(blocks) * size) > positions
-    mask = torch.zeros(hidden.shape, dtype=cache.shape.dtype).masked_fill_(hidden, float("-inf"))
-    return PromptPart(row, stop, torch.tensor(blocks, device=cache.device), mask.to(cache.device))
+    device = cache.device
+    positions = torch.arange(chunk.start, end, device=device)[:, None]
+    hidden = torch.arange(len(blocks) * size, device=device) > positions
+    mask = torch.zeros(hidden.shape, dtype=cache.shape.dtype, device=device)
+    return PromptPart(
+        row, stop, torch.tensor(blocks, device=device), mask.masked_fill_(hidden, float("-inf"))
+    )
 
 
 def _prompt(
