@@ -44,7 +44,13 @@ NOT_IMPORTED = {
     "setuptools": "builds the wheel without isolation",
     "types-pyyaml": "mypy reads it",
 }
-PART_OF = {"pydantic-core": "pydantic", "starlette": "fastapi", "multidict": "aiohttp", "h11": "uvicorn", "triton": "torch"}
+PART_OF = {
+    "pydantic-core": "pydantic",
+    "starlette": "fastapi",
+    "multidict": "aiohttp",
+    "h11": "uvicorn",
+    "triton": "torch",
+}
 """Packages that a declared one is built on and hands out in its interface."""
 
 
