@@ -199,7 +199,7 @@ def check_equality(shape: dict[str, int], device: torch.device, plan: Plan) -> d
         "sumOfContexts": total,
         "preemptions": core.scheduler.preemption_count,
         "blocksLeftBehind": core.scheduler.pool.used,
-        "attention": (core.runner.decoder.in_place or core.runner.decoder.attention).name,
+        "attention": core.runner.decoder.attention_name,
     }
 
 

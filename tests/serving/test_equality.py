@@ -81,7 +81,7 @@ def test_greedy_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
     expected = [greedy(model, p, 24) for p in prompts]
     for deterministic in (False, True):
         loaded = load_engine(tmp_path, max_batched_tokens=48, deterministic=deterministic)
-        assert loaded.core.runner.in_place is not deterministic
+        assert loaded.core.runner.decoder.fixed_order is deterministic
         found = generate(loaded, prompts, greedy_params(24))
         assert [tokens_of(d) for d in found] == expected
 

@@ -177,7 +177,7 @@ def test_reading_in_place_and_gathering_agree_however_prompts_are_divided(
     found = []
     for changes in ({"deterministic": True}, {}, {"max_batched_tokens": 16}):
         loaded = load_engine(llama[0], kv_dtype=form.name, prefix_cache=False, **changes)
-        assert loaded.core.runner.in_place is ("deterministic" not in changes)
+        assert loaded.core.runner.decoder.fixed_order is ("deterministic" in changes)
         deltas = generate(loaded, PROMPTS[:2], greedy_params(1, logprobs=VOCAB))
         found.append(torch.tensor([sorted(dict(d[0].logprobs[0].top).items()) for d in deltas])[..., 1])
     assert (found[0] - found[1]).abs().max() < 2e-3

@@ -1,7 +1,7 @@
 """Attention that reads the blocks of the pool in place: used when results need not be bit-equal.
 
 How decoding sequences are computed is one of several ways (`InPlace`): on a CPU by the products of this module, on a GPU
-by a kernel (`decode_kernel.py`).
+by torch's paged attention (`paged_decode.py`) or by a kernel (`decode_kernel.py`), as `probe.py` finds.
 
 The products go block by block. In the pool the same head of consecutive blocks lies at equal
 distances, so a range of blocks is one strided operand of a batched product, and nothing is copied: each
@@ -27,6 +27,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from busbar.workloads.serving.blocks import SCRATCH_BLOCK
 from busbar.workloads.serving.kvcache import KvCache, StoredBlocks
 from busbar.workloads.serving.sequence import Chunk
 
@@ -120,6 +121,14 @@ class BlockPlan:
             rows = slice(chunk.start, chunk.stop)
             out[rows] = _prompt(chunk, layer, q[rows], k[rows], v[rows], cache)
         return out.view(len(q), -1)
+
+
+def tables_of(chunks: list[Chunk], cache: KvCache) -> tuple[list[list[int]], list[int]]:
+    """Of decoding chunks: ids of the blocks of their contexts, padded to the longest, and tokens in them."""
+    lengths = [chunk.start + 1 for chunk in chunks]
+    columns = -(-max(lengths) // cache.shape.block_tokens)
+    tables = [chunk.sequence.blocks[:columns] for chunk in chunks]
+    return [own + [SCRATCH_BLOCK] * (columns - len(own)) for own in tables], lengths
 
 
 def plan_blocks(way: InPlace, decoding: list[Chunk], prompts: list[Chunk], cache: KvCache) -> BlockPlan:

@@ -294,6 +294,6 @@ def _announce(settings: object, loaded: Loaded) -> None:
         f"  host KV tier: {pool.host.total} blocks\n"
         f"  attention: {loaded.attention} (tried: {'; '.join(map(str, loaded.trials))})\n"
         f"  greedy output independent of the batch: "
-        f"{'yes' if loaded.batch_invariant else 'not promised (--deterministic)' if core.runner.in_place else 'no, on this machine'}; loaded in {loaded.load_s:.1f} s",
+        f"{'yes' if loaded.batch_invariant else 'no, on this machine' if core.runner.decoder.fixed_order else 'not promised (--deterministic)'}; loaded in {loaded.load_s:.1f} s",
         err=True,
     )

@@ -18,9 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from busbar.workloads.serving.block_attention import InPlace
+from busbar.workloads.serving.block_attention import InPlace, tables_of
 from busbar.workloads.serving.kvcache import KvCache
-from busbar.workloads.serving.paged_decode import tables_of
 from busbar.workloads.serving.sequence import Chunk
 
 TILE = 64

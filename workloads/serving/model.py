@@ -60,7 +60,6 @@ class Decoder:
         """Gathered contexts go to `attention`; with `in_place` blocks are read where they are, and a row's result may
         depend, in its last bits, on what else is in the step."""
         self.in_place = in_place
-        self.fixed_order = in_place is None
         self.arch = arch
         self.weights = weights
         self.attention = attention
@@ -70,6 +69,16 @@ class Decoder:
         self._sin = sin.to(device=device, dtype=self.dtype)
         self._scale = arch.head_dim**-0.5
         self._balance: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def fixed_order(self) -> bool:
+        """Whether what else is in a step has no part in the order in which a row's numbers are added up."""
+        return self.in_place is None
+
+    @property
+    def attention_name(self) -> str:
+        """Of the way in which decoding sequences attend."""
+        return (self.in_place or self.attention).name
 
     def balance(self, keys: torch.Tensor) -> None:
         """From now on keys are stored divided by `keys` [layers, kv heads, head_dim], and queries multiplied by it."""

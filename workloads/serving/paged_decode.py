@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
-from busbar.workloads.serving.block_attention import InPlace
-from busbar.workloads.serving.blocks import SCRATCH_BLOCK
+from busbar.workloads.serving.block_attention import InPlace, tables_of
 from busbar.workloads.serving.kvcache import KvCache
 from busbar.workloads.serving.sequence import Chunk
 
@@ -49,14 +48,6 @@ class PagedDecode:
         )
         assert isinstance(out, torch.Tensor)
         return out
-
-
-def tables_of(chunks: list[Chunk], cache: KvCache) -> tuple[list[list[int]], list[int]]:
-    """Of decoding chunks: ids of the blocks of their contexts, padded to the longest, and tokens in them."""
-    lengths = [chunk.start + 1 for chunk in chunks]
-    columns = -(-max(lengths) // cache.shape.block_tokens)
-    tables = [chunk.sequence.blocks[:columns] for chunk in chunks]
-    return [own + [SCRATCH_BLOCK] * (columns - len(own)) for own in tables], lengths
 
 
 def _plan(chunks: list[Chunk], cache: KvCache) -> PagedDecode:

@@ -46,7 +46,6 @@ class Runner:
         self.adapters_together = adapters_together
         self.decoder = decoder
         self.cache = cache
-        self.in_place = decoder.in_place is not None
 
     def run(self, step: Step) -> Outcome:
         """Computes a step, and starts its copies."""
