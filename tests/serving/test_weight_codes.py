@@ -22,10 +22,11 @@ from busbar.workloads.serving.integer_linear import (
     can_multiply,
     digits_of,
     make_coded_linear,
+    packed,
 )
 from busbar.workloads.serving.report import table_report
 from busbar.workloads.serving.settings import EngineSettings, ServerSettings
-from busbar.workloads.serving.weightcodes import FORMS, INT4, INT8, WeightForm, code, group_of
+from busbar.workloads.serving.weightcodes import FORMS, INT4, INT8, CodedWeight, WeightForm, code, group_of
 
 BOTH = [pytest.param(form, id=form.name) for form in FORMS.values()]
 VNNI = "vnni" in Path("/proc/cpuinfo").read_text()
@@ -85,10 +86,15 @@ def test_bytes_are_within_a_tenth_of_the_nominal(form: WeightForm, rows: int, wi
     assert make_coded_linear(normal(rows, width), None, form).bytes == coded.bytes
 
 
-@pytest.mark.skipif(not VNNI, reason="packed products of whole numbers saturate on a processor without VNNI")
-def test_the_processor_multiplies_whole_numbers_exactly() -> None:
-    """The start-up check; without it the slower form is used everywhere."""
-    assert can_multiply()
+def test_the_start_finds_whether_the_processor_multiplies_whole_numbers_exactly() -> None:
+    """With VNNI it does. Without it packed products saturate: those of other numbers than the start-up check's say so as
+    well, and the slower form is used everywhere."""
+    codes = torch.full((32, 256), 127, dtype=torch.int8)
+    inputs = torch.cat([codes[:4], -codes[:4], codes[:4].clone().random_(-127, 128)])
+    products = [product(inputs) for _, product in packed(CodedWeight(codes, None, torch.ones(32)))()]
+    exact = all(torch.equal(each, (inputs.long() @ codes.long().T).float()) for each in products)
+    assert can_multiply() is exact
+    assert exact or not VNNI
 
 
 def integers(w: torch.Tensor, bias: torch.Tensor, form: WeightForm) -> IntegerLinear:
