@@ -11,9 +11,10 @@ same code and says so in its result; such a result is never a GPU figure.
    the sum of contexts, against `generate` one prompt at a time.
 2. Speed, in --dtype: B sequences with `context` tokens each produce `output` tokens. Ours with paged
    KV and continuous batching, transformers with its static batch; both timed to the last token.
-   The ratio is the figure; tokens/s belong to the device named in the same file.
+   The ratio is the figure; tokens/s belong to the device named in the same file. Then decoding steps alone, with and without
+   CUDA graphs, beside the time in which the memory copies as many bytes as weights and contexts have.
 3. Attention, in --dtype: one layer's decoding for B sequences of a context, gathered and in place, and the share of the
-   memory's copy rate at which each reads the keys and values. On a CPU only that the ways run. Has not run on a GPU yet.
+   memory's copy rate at which each reads the keys and values. On a CPU only that the ways run.
 4. Streaming, in --dtype: decoding steps of the largest batch where the memory holds a quarter of the layers and two slots,
    with and without reading ahead, beside all layers resident and the bound of reading or computing. This part has not run
    on a GPU yet.
@@ -210,7 +211,7 @@ def measure_speed(
     widest = max(plan.batches)
     per_token = 2 * shape["layers"] * shape["kv"] * (shape["hidden"] // shape["heads"]) * 4
     core = make_engine(model, (widest + 1) * (plan.context + plan.output + 64) * per_token, widest)
-    rows = []
+    rate, rows = copy_rate(device), []
     for batch in plan.batches:
         prompts = [random_prompt(plan.context, shape["vocab"], 1000 + i) for i in range(batch)]
         sides = {
@@ -239,10 +240,34 @@ def measure_speed(
                 "transformersTokensPerSecond": round(batch * plan.output / median["transformers"], 1),
                 "ratio": round(median["transformers"] / median["ours"], 3),
                 "seconds": seconds,
+                "decoding": measure_decoding(core, prompts, device, rate),
             }
         )
         print(f"  batch {batch}: {rows[-1]['ratio']}x transformers", file=sys.stderr)
     return rows
+
+
+def measure_decoding(
+    core: EngineCore, prompts: list[list[int]], device: torch.device, rate: float
+) -> dict[str, Any]:
+    """Steps of decoding alone. The bound: weights and contexts once, at the copy rate."""
+    steps, weights, graphs = 32, core.runner.decoder.weights, core.runner.graphs
+    cache, context = core.runner.cache.shape, len(prompts[0]) + steps // 2
+    read = weights.head.bytes + weights.layer_bytes
+    read += len(prompts) * context * cache.block_bytes // cache.block_tokens
+    row: dict[str, Any] = {"attention": core.runner.decoder.attention_name, "bytes": read}
+    for name, used in (("launched", None), ("graphs", graphs)):
+        if name == "graphs" and graphs is None:
+            continue
+        core.runner.graphs = used
+        timed_decoding(core, prompts, steps, device)  # records
+        spent = min(timed_decoding(core, prompts, steps, device)[1] for _ in range(2)) / steps
+        row[name] = {
+            "millisecondsPerStep": round(spent * 1e3, 3),
+            "ofTheBound": round(read / rate / spent, 3),
+        }
+    core.runner.graphs = graphs
+    return row
 
 
 def measure_attention(

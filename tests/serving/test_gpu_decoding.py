@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.serving.engines import generate, greedy_params, load_engine, tokens_of
 from tests.serving.models import greedy
+from tests.serving.paged import paged_attention
 
 from busbar.workloads.serving import decode_kernel, kvcodes, paged_decode, probe
 from busbar.workloads.serving.attention import TiledProduct
@@ -114,28 +115,6 @@ def test_triton_compiles_the_kernel_for_gpus(tmp_path: Path) -> None:
         assert max(shared.values()) <= 48 * 1024  # what every GPU gives a program without being asked
 
 
-def paged_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *given: Any, **named: Any
-) -> Any:
-    """What torch documents of `varlen_attn` with a block table, for one query a sequence; the real one needs a GPU."""
-    ends, no_keys, most_queries, longest = given
-    tables, lengths = named.pop("block_table"), named.pop("seqused_k")
-    assert (no_keys, most_queries, longest) == (None, 1, lengths.max())
-    assert named == {"scale": 1.0, "enable_gqa": query.shape[1] != key.shape[2]}
-    assert tables.dtype == lengths.dtype == ends.dtype == torch.int32
-    assert ends.tolist() == list(range(len(query) + 1))
-    out = torch.empty_like(query)
-    group = query.shape[1] // key.shape[2]
-    for row, (table, length) in enumerate(zip(tables, lengths, strict=True)):
-        keys, values = (
-            pages[table].reshape(-1, *pages.shape[2:])[:length].repeat_interleave(group, 1).double()
-            for pages in (key, value)
-        )
-        weights = torch.softmax(torch.einsum("hd,thd->ht", query[row].double(), keys), -1)
-        out[row] = torch.einsum("ht,thd->hd", weights, values).to(out.dtype)
-    return out
-
-
 @pytest.fixture
 def paged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_decode, "varlen_attn", paged_attention)
@@ -197,7 +176,7 @@ def test_a_gpu_takes_the_fastest_way_that_is_faster_than_gathering(times: Times)
 def test_what_was_tried_is_told() -> None:
     assert str(Trial("fused-sdpa", 2e-4, 12.2)) == "fused-sdpa 12 µs, off by 0.0002"
     assert (
-        str(Trial("paged-varlen", 2e-4, 12.2, 80))
+        str(Trial("paged-varlen", 2e-4, 12.2, (80, "gathered")))
         == "paged-varlen 12 µs instead of 80 gathered, off by 0.0002"
     )
     assert str(Trial("blocks-in-place", 2e-7)) == "blocks-in-place, off by 2e-07"

@@ -65,11 +65,41 @@ class DecodePart(Protocol):
 
 
 @dataclass(frozen=True)
+class Tables:
+    """Which blocks the contexts of decoding rows lie in."""
+
+    blocks: torch.Tensor
+    """[rows, columns] int32 ids, of anything behind a context's end."""
+    lengths: torch.Tensor
+    """[rows] int32 tokens that each row sees."""
+    longest: int
+    """No length is larger."""
+
+    @classmethod
+    def of(cls, chunks: list[Chunk], cache: KvCache) -> Tables:
+        lengths = [chunk.start + 1 for chunk in chunks]
+        columns = -(-max(lengths) // cache.shape.block_tokens)
+        tables = [chunk.sequence.blocks[:columns] for chunk in chunks]
+        padded = [own + [SCRATCH_BLOCK] * (columns - len(own)) for own in tables]
+
+        def numbers(values: list[int] | list[list[int]]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.int32, device=cache.device)
+
+        return cls(numbers(padded), numbers(lengths), max(lengths))
+
+
+@dataclass(frozen=True)
 class InPlace:
     """A way to compute decoding sequences without gathering their contexts."""
 
     name: str
     plan: Callable[[list[Chunk], KvCache], DecodePart]
+    part: Callable[[Tables, KvCache], DecodePart] | None = None
+    """The plan's result, where block tables are all that it depends on."""
+
+    @classmethod
+    def of_tables(cls, name: str, part: Callable[[Tables, KvCache], DecodePart]) -> InPlace:
+        return cls(name, lambda chunks, cache: part(Tables.of(chunks, cache), cache), part)
 
 
 @dataclass(frozen=True)
@@ -113,6 +143,9 @@ class BlockPlan:
 
         Returns [rows, heads * dim] in q's dtype.
         """
+        if self.decode is not None and not self.prompts:
+            attended = self.decode.attend(layer, q.to(cache.shape.dtype), cache)
+            return attended.to(q.dtype).reshape(len(q), -1)
         out = torch.zeros_like(q)
         if self.decode is not None:
             part = self.decode
@@ -121,14 +154,6 @@ class BlockPlan:
             rows = slice(chunk.start, chunk.stop)
             out[rows] = _prompt(chunk, layer, q[rows], k[rows], v[rows], cache)
         return out.view(len(q), -1)
-
-
-def tables_of(chunks: list[Chunk], cache: KvCache) -> tuple[list[list[int]], list[int]]:
-    """Of decoding chunks: ids of the blocks of their contexts, padded to the longest, and tokens in them."""
-    lengths = [chunk.start + 1 for chunk in chunks]
-    columns = -(-max(lengths) // cache.shape.block_tokens)
-    tables = [chunk.sequence.blocks[:columns] for chunk in chunks]
-    return [own + [SCRATCH_BLOCK] * (columns - len(own)) for own in tables], lengths
 
 
 def plan_blocks(way: InPlace, decoding: list[Chunk], prompts: list[Chunk], cache: KvCache) -> BlockPlan:

@@ -18,9 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from busbar.workloads.serving.block_attention import InPlace, tables_of
+from busbar.workloads.serving.block_attention import InPlace, Tables
 from busbar.workloads.serving.kvcache import KvCache
-from busbar.workloads.serving.sequence import Chunk
 
 TILE = 64
 """Tokens of a context that a program multiplies at once."""
@@ -72,7 +71,7 @@ def _attend_shares(  # type: ignore[no-untyped-def]
     for start in range(first, last, TILE):
         token = start + tl.arange(0, TILE)
         block = tl.load(tables + row * columns + token // SLOTS, mask=token < last, other=0)
-        place = block * block_stride + (head * SLOTS + token % SLOTS) * DIM
+        place = block.to(tl.int64) * block_stride + (head * SLOTS + token % SLOTS) * DIM
         stored = (token < last)[:, None] & (number < DIM)[None, :]
         keys = tl.load(pool + key_origin + place[:, None] + number[None, :], mask=stored, other=0.0)
         scores = tl.dot(asked, tl.trans(keys), input_precision="ieee")
@@ -146,14 +145,14 @@ def shares_of(rows: int, kv_heads: int, longest: int, programs: int) -> tuple[in
 class KernelDecode:
     """The decoding rows of a step."""
 
-    rows: int
-    tables: torch.Tensor
-    """[rows, columns] int64 ids of blocks."""
-    lengths: torch.Tensor
-    """[rows] int32 tokens that each row sees."""
+    tables: Tables
     share: int
     """Tokens of a context that one program reads."""
     splits: int
+
+    @property
+    def rows(self) -> int:
+        return len(self.tables.lengths)
 
     def attend(self, layer: int, q: torch.Tensor, cache: KvCache) -> torch.Tensor:
         """As `DecodePart.attend`."""
@@ -165,13 +164,13 @@ class KernelDecode:
         _attend_shares[(rows, kv_heads, self.splits)](
             q.contiguous(),
             pool,
-            self.tables,
-            self.lengths,
+            self.tables.blocks,
+            self.tables.lengths,
             mixed,
             log_sums,
             self.share,
             self.splits,
-            self.tables.shape[1],
+            self.tables.blocks.shape[1],
             pool.stride(0),
             2 * layer * plane,
             (2 * layer + 1) * plane,
@@ -187,17 +186,9 @@ class KernelDecode:
         return merge_splits(mixed, log_sums, torch.empty_like(q, memory_format=torch.contiguous_format))
 
 
-def _plan(chunks: list[Chunk], cache: KvCache) -> KernelDecode:
-    tables, lengths = tables_of(chunks, cache)
-    device = cache.device
-    share, splits = shares_of(len(chunks), cache.shape.kv_heads, max(lengths), _programs(device))
-    return KernelDecode(
-        len(chunks),
-        torch.tensor(tables, device=device),
-        torch.tensor(lengths, dtype=torch.int32, device=device),
-        share,
-        splits,
-    )
+def _part(tables: Tables, cache: KvCache) -> KernelDecode:
+    rows, kv_heads = len(tables.lengths), cache.shape.kv_heads
+    return KernelDecode(tables, *shares_of(rows, kv_heads, tables.longest, _programs(cache.device)))
 
 
 def _programs(device: torch.device) -> int:
@@ -206,4 +197,4 @@ def _programs(device: torch.device) -> int:
     return PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-KERNEL = InPlace("split-kv-kernel", _plan)
+KERNEL = InPlace.of_tables("split-kv-kernel", _part)

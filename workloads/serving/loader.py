@@ -32,7 +32,13 @@ from busbar.workloads.serving.kvcache import KvCache, KvShape
 from busbar.workloads.serving.metrics import Metrics
 from busbar.workloads.serving.model import Decoder
 from busbar.workloads.serving.mover import BlockMover
-from busbar.workloads.serving.probe import Trial, batch_invariant, choose_backend, choose_in_place
+from busbar.workloads.serving.probe import (
+    Trial,
+    batch_invariant,
+    choose_backend,
+    choose_graphs,
+    choose_in_place,
+)
 from busbar.workloads.serving.quota import Quotas
 from busbar.workloads.serving.runner import Runner
 from busbar.workloads.serving.scheduler import Scheduler, StepLimits
@@ -183,9 +189,11 @@ def assemble(
     pool = BlockPool(blocks, settings.block_tokens, 0 if mover is None else mover.slots)
     metrics = Metrics(model_id, max_model_len)
     metrics.cache_config(settings.block_tokens, blocks, shape.stored)
+    runner = Runner(decoder, cache, adapters_together=not settings.deterministic, mover=mover)
+    trials += choose_graphs(runner, settings.max_running * (1 + settings.speculate))
     core = EngineCore(
         Scheduler(pool, limits, Quotas(dict(settings.kv_quotas), blocks)),
-        Runner(decoder, cache, adapters_together=not settings.deterministic, mover=mover),
+        runner,
         tokenizer,
         arch.eos,
         metrics,

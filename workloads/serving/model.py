@@ -94,11 +94,17 @@ class Decoder:
     def forward(self, batch: Batch, cache: KvCache) -> tuple[torch.Tensor, torch.Tensor]:
         """(logits [n, vocabulary] float32 of the sample rows, hidden states [m, hidden] of the kept rows); the cache
         gains every row's k and v."""
+        states, count = self.states(batch, cache), len(batch.sample_rows)
+        return self.weights.head(states[:count]).float(), states[count:]
+
+    @torch.inference_mode()
+    def states(self, batch: Batch, cache: KvCache) -> torch.Tensor:
+        """[n + m, hidden] of the sample rows and of the kept rows; the cache gains every row's k and v."""
         x = F.embedding(batch.tokens, self.weights.embedding)
         cos = self._cos[batch.positions][:, None]
         sin = self._sin[batch.positions][:, None]
         last = len(self.weights.layers) - 1
-        wanted, count = batch.sample_rows, len(batch.sample_rows)
+        wanted = batch.sample_rows
         if batch.kept_rows is not None:
             wanted = torch.cat((wanted, batch.kept_rows))
         for index, layer in enumerate(self.weights.layers):
@@ -108,8 +114,7 @@ class Decoder:
                 x = x[wanted]
                 groups = () if batch.adapters is None else batch.adapters.wanted
             x = x + self._mlp(index, layer, self._norm(x, layer.mlp_norm), groups)
-        x = self._norm(x, self.weights.norm)
-        return self.weights.head(x[:count]).float(), x[count:]
+        return self._norm(x, self.weights.norm)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if self.fixed_order or x.is_cuda:

@@ -12,23 +12,21 @@ from dataclasses import dataclass
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
-from busbar.workloads.serving.block_attention import InPlace, tables_of
+from busbar.workloads.serving.block_attention import InPlace, Tables
 from busbar.workloads.serving.kvcache import KvCache
-from busbar.workloads.serving.sequence import Chunk
 
 
 @dataclass(frozen=True)
 class PagedDecode:
     """The decoding rows of a step."""
 
-    rows: int
-    tables: torch.Tensor
-    """[rows, columns] int32 ids of blocks."""
-    lengths: torch.Tensor
-    """[rows] int32 tokens that each row sees."""
+    tables: Tables
     ends: torch.Tensor
     """[rows + 1] int32: 0, 1, ... rows; each row is a sequence of one query."""
-    longest: int
+
+    @property
+    def rows(self) -> int:
+        return len(self.tables.lengths)
 
     def attend(self, layer: int, q: torch.Tensor, cache: KvCache) -> torch.Tensor:
         """As `DecodePart.attend`."""
@@ -40,25 +38,19 @@ class PagedDecode:
             self.ends,
             None,
             1,
-            self.longest,
+            self.tables.longest,
             scale=1.0,
             enable_gqa=q.shape[1] != cache.shape.kv_heads,
-            seqused_k=self.lengths,
-            block_table=self.tables,
+            seqused_k=self.tables.lengths,
+            block_table=self.tables.blocks,
         )
         assert isinstance(out, torch.Tensor)
         return out
 
 
-def _plan(chunks: list[Chunk], cache: KvCache) -> PagedDecode:
-    tables, lengths = tables_of(chunks, cache)
-
-    def numbers(values: list[int] | list[list[int]] | range) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=cache.device)
-
-    return PagedDecode(
-        len(chunks), numbers(tables), numbers(lengths), numbers(range(len(chunks) + 1)), max(lengths)
-    )
+def _part(tables: Tables, cache: KvCache) -> PagedDecode:
+    rows = len(tables.lengths)
+    return PagedDecode(tables, torch.arange(rows + 1, dtype=torch.int32, device=cache.device))
 
 
-PAGED = InPlace("paged-varlen", _plan)
+PAGED = InPlace.of_tables("paged-varlen", _part)

@@ -10,6 +10,7 @@ from busbar.workloads.serving.adapter_pages import AdapterRows, group_rows
 from busbar.workloads.serving.attention import MIN_ROWS, Span, padded_columns
 from busbar.workloads.serving.block_attention import plan_blocks
 from busbar.workloads.serving.blocks import SCRATCH_BLOCK
+from busbar.workloads.serving.graphs import DecodeGraphs
 from busbar.workloads.serving.kvcache import KvCache
 from busbar.workloads.serving.model import Batch, Decoder
 from busbar.workloads.serving.mover import BlockMover
@@ -43,6 +44,8 @@ class Runner:
         """Without `adapters_together` what an adapter adds is computed for each adapter alone. The `mover` is for plans
         with a host tier."""
         self.mover = mover
+        self.graphs: DecodeGraphs | None = None
+        """For steps that only decode, where `probe.choose_graphs` finds that they can be recorded."""
         self.adapters_together = adapters_together
         self.decoder = decoder
         self.cache = cache
@@ -50,6 +53,14 @@ class Runner:
     def run(self, step: Step) -> Outcome:
         """Computes a step, and starts its copies."""
         self.start_copies(step)
+        if self.graphs is not None and self.graphs.takes(step.chunks):
+            logits = self.graphs.run(step.chunks)
+            if logits is not None:
+                return Outcome(list(step.chunks), logits, [])
+        return self.launch(step)
+
+    def launch(self, step: Step) -> Outcome:
+        """Computes a step kernel by kernel."""
         batch, samplers, keepers = self.batch(step)
         logits, states = self.decoder.forward(batch, self.cache)
         parts = torch.split(states, [len(chunk.kept) for chunk in keepers]) if keepers else ()
@@ -61,6 +72,20 @@ class Runner:
             self.mover.submit(step.moves)
             if step.waits_for:
                 self.mover.wait(step.waits_for)
+
+    def release(self) -> None:
+        """Gives memory back but that of the weights; until `allocate` nothing may be computed."""
+        if self.graphs is not None:
+            self.graphs.forget()
+        if self.mover is not None:
+            self.mover.release()
+        self.cache.release()
+
+    def allocate(self) -> None:
+        """The memory anew, without content."""
+        self.cache.allocate()
+        if self.mover is not None:
+            self.mover.allocate()
 
     @torch.inference_mode()
     def logits(self, states: torch.Tensor) -> torch.Tensor:

@@ -34,9 +34,7 @@ def fall_asleep(loaded: Loaded, level: SleepLevel) -> None:
     """Gives memory back. Nothing may run or wait; a sleeping engine may go to the deeper level."""
     core, on_gpu = loaded.core, loaded.device.type == "cuda"
     core.scheduler.forget()
-    if core.runner.mover is not None:
-        core.runner.mover.release()
-    core.runner.cache.release()
+    core.runner.release()
     decoder = core.runner.decoder
     decoder.weights.layers.rest()
     if level is SleepLevel.WEIGHTS_DROPPED:
@@ -60,10 +58,7 @@ def wake(loaded: Loaded) -> None:
         decoder.weights = loaded.read_weights()
     elif decoder.weights.embedding.device != loaded.device:
         decoder.weights = decoder.weights.moved(lambda tensor: tensor.to(loaded.device))
-    runner = loaded.core.runner
-    runner.cache.allocate()
-    if runner.mover is not None:
-        runner.mover.allocate()
+    loaded.core.runner.allocate()
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
