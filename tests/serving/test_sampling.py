@@ -26,6 +26,15 @@ from busbar.workloads.serving.token_counts import TokenCounts
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 
 
+@pytest.fixture(autouse=True, params=["row by row", "at once"])
+def _ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU, and as on a GPU."""
+    for module in ("folding", "sampler"):
+        monkeypatch.setattr(
+            f"busbar.workloads.serving.{module}.at_once", lambda device: request.param == "at once"
+        )
+
+
 def sample(logits: torch.Tensor, rows: list[Draw]) -> list[int]:
     return [each.token for each in sample_all(logits.contiguous(), rows)]
 
@@ -246,6 +255,30 @@ def test_the_largest_logit_of_a_folded_row_is_found_wherever_it_stands() -> None
     assert [each.token for each in found] == places
     assert [each.logprob.top[0][0] for each in found if each.logprob] == places
     assert sample(torch.zeros((1, WIDE)), rows[:1]) == [0]  # of equal logits the first, as argmax does
+
+
+@pytest.mark.parametrize("width", [300, 8 * 128, WIDE])
+@pytest.mark.parametrize("asked", [{}, {"top_p": 0.9}, {"min_p": 0.05}, {"top_k": 20}], ids=str)
+def test_rows_at_once_draw_what_each_draws_alone(
+    width: int, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(width)
+    logits = 4 * torch.randn(24, width, generator=generator)
+    rows = [
+        Draw(
+            SamplingParams(temperature=0.0 if i % 5 == 0 else 0.3 + i % 3, **asked),
+            Randomness(i),
+            i,
+            forbidden=frozenset(range(width - 3, width)) if i % 4 == 0 else frozenset(),
+        )
+        for i in range(24)
+    ]
+    found = []
+    for way in (False, True):
+        for module in ("folding", "sampler"):
+            monkeypatch.setattr(f"busbar.workloads.serving.{module}.at_once", lambda device, way=way: way)
+        found.append(sample(logits, rows))
+    assert found[0] == found[1]
 
 
 def test_counts_grow_beyond_their_first_arrays() -> None:

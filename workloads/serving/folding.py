@@ -18,6 +18,11 @@ NEGLIGIBLE = 1e-37
 """Weights up to this one, a little above that of `LEAST`, may be counted as none."""
 
 
+def at_once(device: torch.device) -> bool:
+    """Whether rows are best handled all at once: on a GPU, where calls cost more than memory."""
+    return device.type == "cuda"
+
+
 def peaks_of(logits: torch.Tensor) -> torch.Tensor:
     """[n, columns]: the largest logit of each column of the folded row; a small row itself."""
     width = logits.shape[1]
@@ -36,7 +41,7 @@ def maximum_of(logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
 
 def largest_of(logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
     """The first of the largest logits of each row, as argmax."""
-    if peaks.shape[1] == logits.shape[1] or logits.shape[0] == 1:
+    if peaks.shape[1] == logits.shape[1] or logits.shape[0] == 1 or at_once(logits.device):
         return logits.argmax(-1)
     columns = peaks.shape[1]
     ids = (peaks == peaks.amax(-1, keepdim=True)).long().argmax(-1)[:, None] + columns * torch.arange(
@@ -80,3 +85,13 @@ def weights_of(
     if temperature != 1.0:
         scratch.mul_(1.0 / temperature)
     return scratch.clamp_(min=LEAST).exp_()
+
+
+def weights_of_rows(
+    logits: torch.Tensor, largest: torch.Tensor, rows: list[int], temperatures: list[float]
+) -> torch.Tensor:
+    """[rows, vocabulary]: as `weights_of`, of these rows at once."""
+    at = torch.tensor(rows, device=logits.device)
+    inverse = torch.tensor([1.0 / t for t in temperatures], dtype=logits.dtype, device=logits.device)
+    found = logits.index_select(0, at).sub_(largest.index_select(0, at)[:, None])
+    return found.mul_(inverse[:, None]).clamp_(min=LEAST).exp_()

@@ -20,14 +20,17 @@ from math import inf, log
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 
 from busbar.workloads.serving.folding import (
     NEGLIGIBLE,
+    at_once,
     candidates,
     largest_of,
     maximum_of,
     peaks_of,
     weights_of,
+    weights_of_rows,
 )
 from busbar.workloads.serving.sampling import Randomness, SamplingParams, TokenLogprob
 from busbar.workloads.serving.token_counts import TokenCounts
@@ -84,18 +87,22 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
     told = [i for i, d in enumerate(draws) if d.params.logprobs is not None]
     masked = [i for i, d in enumerate(draws) if d.allowed is not None]
     free = [i for i, d in enumerate(draws) if d.allowed is None]
-    peaks = peaks_of(logits) if told or free else logits
+    # On a GPU the likeliest token is found without them.
+    ordered = any(not draws[i].params.greedy for i in free)
+    peaks = peaks_of(logits) if told or ordered or (free and not at_once(logits.device)) else logits
     likeliest = _likeliest(logits, peaks, told, draws) if told else {}
     edit = _Edit(logits, draws)
-    chosen = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
-    if free:
-        if peaks is not logits:
-            for row in edit.rows:
-                peaks[row] = peaks_of(logits[row : row + 1])[0]
-        chosen[free] = _choose(_rows(logits, free), _rows(peaks, free), [draws[i] for i in free])
-    if masked:
+    if peaks is not logits:
+        for row in edit.rows:
+            peaks[row] = peaks_of(logits[row : row + 1])[0]
+    if not masked:
+        chosen = _choose(logits, peaks, draws)
+    else:
         rows = _masked(_rows(logits, masked), [draws[i] for i in masked])
+        chosen = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
         chosen[masked] = _choose(rows, peaks_of(rows), [draws[i] for i in masked])
+        if free:
+            chosen[free] = _choose(_rows(logits, free), _rows(peaks, free), [draws[i] for i in free])
     edit.undo()
     tokens: list[int] = chosen.tolist()
     if not told:
@@ -245,6 +252,8 @@ def _in_token_order(
 ) -> torch.Tensor:
     """Draws from whole rows: cells of neighbours first, then inside the cell."""
     largest = maximum_of(logits, peaks)
+    if at_once(logits.device):
+        return _in_token_order_at_once(logits, largest, rows, draws)
     tokens, scratch = [], torch.empty_like(logits[0])
     for row in rows:
         weights = weights_of(logits[row], largest[row], draws[row].params.temperature, scratch)
@@ -263,6 +272,33 @@ def _in_token_order(
             continue
         tokens.append(first + _pass(inside, point - (heap[cell] - sums[cell]), limited))
     return torch.stack(tokens)
+
+
+def _in_token_order_at_once(
+    logits: torch.Tensor, largest: torch.Tensor, rows: list[int], draws: Sequence[Draw]
+) -> torch.Tensor:
+    """As `_in_token_order`. The last cell, which may be empty there, is filled up with nothing here."""
+    own = [draws[row] for row in rows]
+    weights = weights_of_rows(logits, largest, rows, [draw.params.temperature for draw in own])
+    limited = torch.tensor([draw.is_limited for draw in own], device=logits.device)[:, None]
+    points = torch.tensor([draw.randomness.uniform(draw.index) for draw in own], dtype=torch.float64)
+    weights = weights.masked_fill_(limited & (weights <= NEGLIGIBLE), 0.0)
+    width = weights.shape[1]
+    cells = F.pad(weights, (0, -width % CELL)).view(len(rows), -1, CELL)
+    sums = cells.sum(-1).double()
+    heap = sums.cumsum(-1)
+    point = points.to(logits.device)[:, None] * heap[:, -1:]
+    cell = _pass_rows(heap, point, limited)
+    inside = cells.gather(1, cell[:, :, None].expand(-1, 1, CELL))[:, 0].double().cumsum(-1)
+    point = point - (heap.gather(1, cell) - sums.gather(1, cell))
+    return (cell * CELL + _pass_rows(inside, point, limited))[:, 0].clamp_(max=width - 1)
+
+
+def _pass_rows(heap: torch.Tensor, point: torch.Tensor, limited: torch.Tensor) -> torch.Tensor:
+    """[rows, 1]: `_pass` of each row."""
+    asked = torch.where(limited, point.clamp(min=0), point)
+    last = torch.where(limited, (heap < heap[:, -1:]).sum(-1, keepdim=True), heap.shape[1] - 1)
+    return torch.minimum(torch.searchsorted(heap, asked, right=True), last)
 
 
 def _pass(heap: torch.Tensor, point: torch.Tensor, limited: bool) -> torch.Tensor:
@@ -287,18 +323,12 @@ def _in_order_of_likelihood(
     def column(values: list[float], dtype: torch.dtype = torch.float64) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=device)[:, None]
 
-    scratch = torch.empty_like(logits[0])
-    sums = [
-        inf if p.top_k else weights_of(logits[i], largest[i], p.temperature, scratch).sum()
-        for i, p in zip(rows, params, strict=True)
-    ]
-    totals = torch.stack([torch.as_tensor(s, device=device).double() for s in sums])[:, None]
     wishes = _Wishes(
         temperature=column([p.temperature for p in params]),
         top_k=column([draws[i].top_k or width for i in rows], torch.int64),
         top_p=column([p.top_p if p.top_p < 1 else inf for p in params]),
         floor=column([p.temperature * log(p.min_p) if p.min_p else -inf for p in params]),
-        total=totals,
+        total=_totals(logits, largest, rows, params),
         point=column([draws[i].randomness.uniform(draws[i].index) for i in rows]),
     )
     values, ids = candidates(logits, peaks, rows, CANDIDATES)
@@ -307,6 +337,22 @@ def _in_order_of_likelihood(
     for i in (~enough[:, 0]).nonzero()[:, 0].tolist():
         tokens[i] = _draw_wider(logits[rows[i]], float(values[i, -1]), largest[rows[i]], wishes.of([i]))
     return tokens
+
+
+def _totals(
+    logits: torch.Tensor, largest: torch.Tensor, rows: list[int], params: list[SamplingParams]
+) -> torch.Tensor:
+    """[rows, 1] float64 sums of weights; infinite with a top-k, whose set is all that counts."""
+    if at_once(logits.device):
+        capped = torch.tensor([p.top_k > 0 for p in params], device=logits.device)
+        sums = weights_of_rows(logits, largest, rows, [p.temperature for p in params]).sum(-1).double()
+        return sums.masked_fill_(capped, inf)[:, None]
+    scratch = torch.empty_like(logits[0])
+    found = [
+        inf if p.top_k else float(weights_of(logits[i], largest[i], p.temperature, scratch).sum())
+        for i, p in zip(rows, params, strict=True)
+    ]
+    return torch.tensor(found, dtype=torch.float64)[:, None]
 
 
 def _draw_wider(row: torch.Tensor, reached: float, largest: torch.Tensor, wish: _Wishes) -> torch.Tensor:
