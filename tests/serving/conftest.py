@@ -70,3 +70,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Family:
     from tests.serving.adapted import make_family
 
     return make_family(tmp_path_factory.mktemp("tiny"), "llama")
+
+
+@pytest.fixture
+def paged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's paged attention computes on a CPU."""
+    from tests.serving.paged import paged_attention
+
+    from busbar.workloads.serving import paged_decode
+
+    monkeypatch.setattr(paged_decode, "varlen_attn", paged_attention)

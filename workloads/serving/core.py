@@ -21,6 +21,7 @@ from busbar.workloads.serving.budget import MARGIN, step_budget
 from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.fairness import NOBODY, Owner
+from busbar.workloads.serving.flight import Flight
 from busbar.workloads.serving.grammar import Allowed, Grammars, GrammarTooComplex
 from busbar.workloads.serving.history import History, replay
 from busbar.workloads.serving.live import Live
@@ -83,6 +84,8 @@ class EngineCore:
         self.rules = TokenRules(self.vocabulary, width, eos)
         self._live: dict[str, Live] = {}
         self._of: dict[Sequence, Live] = {}
+        self._flight: Flight | None = None
+        """Launched ahead."""
 
     @property
     def idle(self) -> bool:
@@ -186,7 +189,46 @@ class EngineCore:
 
     def step(self) -> list[Delta]:
         """One forward pass over everything that runs."""
-        began = self._clock()
+        flight = self._landed() or self._launch(self._clock())
+        if flight is None:
+            return []
+        step, outcome = flight.step, flight.outcome
+        failed: dict[Live, str] = {}
+        draws = [self._draw(chunk, failed) for chunk in outcome.chunks]
+        drawn = list(zip(outcome.chunks, sample(outcome.logits, draws) if draws else [], strict=True))
+        self.scheduler.commit(step, {c.sequence: each.token for c, each in drawn if c.guess is None})
+        now = self._clock()
+        self._launch_ahead(drawn, now)
+        texts = self._take_states(outcome.states)
+        deltas: list[Delta] = []
+        rows: dict[Live, list[tuple[Chunk, Sampled]]] = {}
+        for chunk, each in drawn:
+            rows.setdefault(self._of[chunk.sequence], []).append((chunk, each))
+        for live, own in rows.items():
+            if live in failed:
+                self._end(live, "abort", now)
+                deltas.append(Delta(live.id, "", finish="error", error=failed[live], refused=True))
+            else:
+                deltas += self._take(live, own, now)
+        explains = any(chunk.sequence.explains for chunk, _ in outcome.states)
+        self._record(step, now - flight.began, explains, wrong=len(drawn) - len(deltas))
+        deltas += [self._vector(self._of[chunk.sequence], now) for chunk in texts]
+        self._gauges()
+        return deltas
+
+    def abandon(self) -> list[str]:
+        """Ends every request (the engine has failed or the drain is over); their ids."""
+        now = self._clock()
+        lives = list(self._live.values())
+        for live in lives:
+            self._end(live, "abort", now)
+        self._gauges()
+        return [live.id for live in lives]
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _launch(self, began: float) -> Flight | None:
+        """Plans a step and launches it; None where there is nothing to compute."""
         if self.runner.mover is not None:
             self._learn_copies(self.runner.mover)
         decoding = [s for s in self.scheduler.running if s.missing == 1]
@@ -203,40 +245,27 @@ class EngineCore:
             self.metrics.preemptions.inc(len(step.preempted))
         if not step.chunks:
             self._wait_for_copies(step)
-            return []
-        outcome = self.runner.run(step)
-        failed: dict[Live, str] = {}
-        draws = [self._draw(chunk, failed) for chunk in outcome.chunks]
-        drawn = list(zip(outcome.chunks, sample(outcome.logits, draws) if draws else [], strict=True))
-        self.scheduler.commit(step, {c.sequence: each.token for c, each in drawn if c.guess is None})
-        texts = self._take_states(outcome.states)
-        now = self._clock()
-        deltas: list[Delta] = []
-        rows: dict[Live, list[tuple[Chunk, Sampled]]] = {}
+            return None
+        return Flight(step, self.runner.run(step), began)
+
+    def _landed(self) -> Flight | None:
+        """What was launched ahead, for those who still want it."""
+        flight, self._flight = self._flight, None
+        return None if flight is None else flight.landed(lambda chunk: chunk.sequence in self._of)
+
+    def _launch_ahead(self, drawn: Tokens[tuple[Chunk, Sampled]], now: float) -> None:
+        """Launches the next step where it only decodes, as a graph. Of requests that end those whose last token says so
+        have no part in it."""
+        if not self.runner.runs_ahead or self.speculation is not None:
+            return
         for chunk, each in drawn:
-            rows.setdefault(self._of[chunk.sequence], []).append((chunk, each))
-        for live, own in rows.items():
-            if live in failed:
-                self._end(live, "abort", now)
-                deltas.append(Delta(live.id, "", finish="error", error=failed[live], refused=True))
-            else:
-                deltas += self._take(live, own, now)
-        explains = any(chunk.sequence.explains for chunk, _ in outcome.states)
-        self._record(step, now - began, explains, wrong=len(drawn) - len(deltas))
-        deltas += [self._vector(self._of[chunk.sequence], now) for chunk in texts]
-        self._gauges()
-        return deltas
-
-    def abandon(self) -> list[str]:
-        """Ends every request (the engine has failed or the drain is over); their ids."""
-        now = self._clock()
-        lives = list(self._live.values())
-        for live in lives:
-            self._end(live, "abort", now)
-        self._gauges()
-        return [live.id for live in lives]
-
-    # -- inside -------------------------------------------------------------------------------
+            live = self._of[chunk.sequence]
+            if each.token in self.rules.ends(live.params) or live.sampled >= live.params.max_tokens:
+                self.scheduler.finish(live.sequence)
+        scheduler = self.scheduler
+        room = len(scheduler.running) < scheduler.limits.max_running
+        if not (scheduler.waiting and room) and all(s.missing == 1 for s in scheduler.running):
+            self._flight = self._launch(now) if scheduler.running else None
 
     def _enter(
         self,
@@ -392,6 +421,8 @@ class EngineCore:
         del self._live[live.id]
         del self._of[live.sequence]
         self.scheduler.finish(live.sequence)
+        if not self._live:
+            self._flight = None
         metrics = self.metrics
         if live.sequence.adapter is not None:
             live.sequence.adapter.release()

@@ -45,7 +45,7 @@ class Runner:
         with a host tier."""
         self.mover = mover
         self.graphs: DecodeGraphs | None = None
-        """For steps that only decode, where `probe.choose_graphs` finds that they can be recorded."""
+        """For steps that only decode, where `step_probe.choose_graphs` finds that they can be recorded."""
         self.adapters_together = adapters_together
         self.decoder = decoder
         self.cache = cache
@@ -72,6 +72,11 @@ class Runner:
             self.mover.submit(step.moves)
             if step.waits_for:
                 self.mover.wait(step.waits_for)
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a step that only decodes computes while its caller goes on."""
+        return self.mover is None and self.graphs is not None and not self.graphs.failed
 
     def release(self) -> None:
         """Gives memory back but that of the weights; until `allocate` nothing may be computed."""
