@@ -11,11 +11,13 @@ same code and says so in its result; such a result is never a GPU figure.
    the sum of contexts, against `generate` one prompt at a time.
 2. Speed, in --dtype: B sequences with `context` tokens each produce `output` tokens. Ours with paged
    KV and continuous batching, transformers with its static batch; both timed to the last token.
-   The ratio is the figure; tokens/s belong to the device named in the same file. Then decoding steps alone, with and without
-   CUDA graphs, beside the time in which the memory copies as many bytes as weights and contexts have.
-3. Attention, in --dtype: one layer's decoding for B sequences of a context, gathered and in place, and the share of the
+   The ratio is the figure; tokens/s belong to the device named in the same file.
+3. Decoding, in --dtype: steps that only decode, in each way that the start would try, beside the time in which the memory
+   copies as many bytes as weights and contexts have. No peer.
+4. Continuous, in --dtype: as speed, beside transformers' continuous batching.
+5. Attention, in --dtype: one layer's decoding for B sequences of a context, gathered and in place, and the share of the
    memory's copy rate at which each reads the keys and values. On a CPU only that the ways run.
-4. Streaming, in --dtype: decoding steps of the largest batch where the memory holds a quarter of the layers and two slots,
+6. Streaming, in --dtype: decoding steps of the largest batch where the memory holds a quarter of the layers and two slots,
    with and without reading ahead, beside all layers resident and the bound of reading or computing. This part has not run
    on a GPU yet.
 """
@@ -23,6 +25,7 @@ same code and says so in its result; such a result is never a GPU figure.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import sys
@@ -52,7 +55,7 @@ from busbar.workloads.serving.settings import EngineSettings
 from busbar.workloads.serving.stream_load import WeightReader
 from busbar.workloads.serving.weights import fuse_weights
 
-PARTS = ("equality", "speed", "attention", "streaming")
+PARTS = ("equality", "speed", "decoding", "continuous", "attention", "streaming")
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"layers": 4, "hidden": 256, "heads": 4, "kv": 4, "mlp": 704, "vocab": 4096},
     "1b": {"layers": 16, "hidden": 2048, "heads": 32, "kv": 8, "mlp": 8192, "vocab": 128256},
@@ -101,7 +104,7 @@ def make_model(shape: dict[str, int], device: torch.device, dtype: torch.dtype, 
         num_hidden_layers=shape["layers"],
         num_attention_heads=shape["heads"],
         num_key_value_heads=shape["kv"],
-        max_position_embeddings=4096,
+        max_position_embeddings=16384,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=None,
@@ -201,6 +204,8 @@ def check_equality(shape: dict[str, int], device: torch.device, plan: Plan) -> d
         "preemptions": core.scheduler.preemption_count,
         "blocksLeftBehind": core.scheduler.pool.used,
         "attention": core.runner.decoder.attention_name,
+        "graphs": 0 if core.runner.graphs is None else len(core.runner.graphs),
+        "layerKernels": core.runner.decoder.calls is not None,
     }
 
 
@@ -211,7 +216,7 @@ def measure_speed(
     widest = max(plan.batches)
     per_token = 2 * shape["layers"] * shape["kv"] * (shape["hidden"] // shape["heads"]) * 4
     core = make_engine(model, (widest + 1) * (plan.context + plan.output + 64) * per_token, widest)
-    rate, rows = copy_rate(device), []
+    rows = []
     for batch in plan.batches:
         prompts = [random_prompt(plan.context, shape["vocab"], 1000 + i) for i in range(batch)]
         sides = {
@@ -240,7 +245,6 @@ def measure_speed(
                 "transformersTokensPerSecond": round(batch * plan.output / median["transformers"], 1),
                 "ratio": round(median["transformers"] / median["ours"], 3),
                 "seconds": seconds,
-                "decoding": measure_decoding(core, prompts, device, rate),
             }
         )
         print(f"  batch {batch}: {rows[-1]['ratio']}x transformers", file=sys.stderr)
@@ -248,26 +252,80 @@ def measure_speed(
 
 
 def measure_decoding(
-    core: EngineCore, prompts: list[list[int]], device: torch.device, rate: float
-) -> dict[str, Any]:
+    shape: dict[str, int], device: torch.device, dtype: torch.dtype, plan: Plan
+) -> list[dict[str, Any]]:
     """Steps of decoding alone. The bound: weights and contexts once, at the copy rate."""
-    steps, weights, graphs = 32, core.runner.decoder.weights, core.runner.graphs
-    cache, context = core.runner.cache.shape, len(prompts[0]) + steps // 2
-    read = weights.head.bytes + weights.layer_bytes
-    read += len(prompts) * context * cache.block_bytes // cache.block_tokens
-    row: dict[str, Any] = {"attention": core.runner.decoder.attention_name, "bytes": read}
-    for name, used in (("launched", None), ("graphs", graphs)):
-        if name == "graphs" and graphs is None:
-            continue
-        core.runner.graphs = used
-        timed_decoding(core, prompts, steps, device)  # records
-        spent = min(timed_decoding(core, prompts, steps, device)[1] for _ in range(2)) / steps
-        row[name] = {
-            "millisecondsPerStep": round(spent * 1e3, 3),
-            "ofTheBound": round(read / rate / spent, 3),
-        }
-    core.runner.graphs = graphs
-    return row
+    steps, rows, rate = 32, [], copy_rate(device)
+    per_token = 2 * shape["layers"] * shape["kv"] * (shape["hidden"] // shape["heads"]) * dtype.itemsize
+    core = make_engine(
+        make_model(shape, device, dtype),
+        (max(plan.batches) + 1) * (plan.context + 2 * steps + 64) * per_token,
+        max(plan.batches),
+    )
+    gc.collect()  # the model
+    runner, weights = core.runner, core.runner.decoder.weights
+    graphs, calls, cache = runner.graphs, runner.decoder.calls, runner.cache.shape
+    ways = {"launched": (None, None), "graphs": (graphs, None), "graphs, layer kernels": (graphs, calls)}
+    for batch in plan.batches:
+        prompts = [random_prompt(plan.context, shape["vocab"], 1000 + i) for i in range(batch)]
+        read = weights.head.bytes + weights.layer_bytes
+        read += batch * (plan.context + steps // 2) * cache.block_bytes // cache.block_tokens
+        row: dict[str, Any] = {"batch": batch, "context": plan.context, "bytes": read}
+        for name, (runner.graphs, runner.decoder.calls) in ways.items():
+            if ("graphs" in name and graphs is None) or ("kernels" in name and calls is None):
+                continue
+            if graphs is not None:
+                graphs.forget()
+            timed_decoding(core, prompts, steps, device)  # records
+            spent = min(timed_decoding(core, prompts, steps, device)[1] for _ in range(2)) / steps
+            row[name] = {
+                "millisecondsPerStep": round(spent * 1e3, 3),
+                "ofTheBound": round(read / rate / spent, 3),
+            }
+        rows.append(row)
+        print(f"  decoding: {row}", file=sys.stderr)
+    return [{"attention": runner.decoder.attention_name, "copyBytesPerSecond": round(rate)}, *rows]
+
+
+def measure_continuous(
+    shape: dict[str, int], device: torch.device, dtype: torch.dtype, plan: Plan
+) -> list[dict[str, Any]]:
+    """Beside transformers' continuous batching, which records and compiles in its first run."""
+    model = make_model(shape, device, dtype)
+    per_token = 2 * shape["layers"] * shape["kv"] * (shape["hidden"] // shape["heads"]) * dtype.itemsize
+    widest = max(plan.batches)
+    core = make_engine(model, (widest + 1) * (plan.context + plan.output + 64) * per_token, widest)
+    config = transformers.GenerationConfig(  # type: ignore[no-untyped-call]
+        max_new_tokens=plan.output, do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
+    settings = transformers.generation.configuration_utils.ContinuousBatchingConfig(max_memory_percent=0.6)
+    rows = []
+    for batch in plan.batches:
+        prompts = [random_prompt(plan.context, shape["vocab"], 3000 + i) for i in range(batch)]
+
+        def theirs(prompts: list[list[int]] = prompts) -> int:
+            found = model.generate_batch(
+                inputs=prompts,
+                generation_config=config,
+                continuous_batching_config=settings,
+                persistent_manager=True,
+            )
+            return sum(len(each.generated_tokens) for each in found.values())
+
+        def ours(prompts: list[list[int]] = prompts) -> int:
+            return sum(map(len, run_ours(core, prompts, plan.output)))
+
+        row: dict[str, Any] = {"batch": batch, "context": plan.context, "output": plan.output}
+        for name, run in (("ours", ours), ("continuousBatching", theirs)):
+            run()
+            began = time.perf_counter()
+            count = run()
+            row[name] = {"tokens": count, "seconds": round(time.perf_counter() - began, 4)}
+        if row["ours"]["tokens"] == row["continuousBatching"]["tokens"]:
+            row["ratio"] = round(row["continuousBatching"]["seconds"] / row["ours"]["seconds"], 3)
+        rows.append(row)
+        print(f"  continuous: {row}", file=sys.stderr)
+    return rows
 
 
 def measure_attention(
@@ -397,9 +455,10 @@ def main() -> int:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the timed part")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="which of the four; default: all"
+        "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="which of them; default: all"
     )
     parser.add_argument("--batches", type=int, nargs="+", help="sequences at once in the timed parts")
+    parser.add_argument("--context", type=int, help="tokens of each prompt in the timed parts")
     parser.add_argument("--tokens", type=int, help="that each sequence produces in the timed parts")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -409,7 +468,12 @@ def main() -> int:
     dtype = arguments.dtype or ("bfloat16" if on_gpu else "float32")
     plan = GPU if on_gpu else MINIATURE
     batches = tuple(arguments.batches or plan.batches)
-    plan = replace(plan, batches=batches, output=arguments.tokens or plan.output)
+    plan = replace(
+        plan,
+        batches=batches,
+        output=arguments.tokens or plan.output,
+        context=arguments.context or plan.context,
+    )
     torch.backends.cuda.matmul.allow_tf32 = False
     if not on_gpu:
         torch.set_num_threads(1)
@@ -432,16 +496,22 @@ def main() -> int:
     measures: dict[str, Callable[[], Any]] = {
         "equality": lambda: check_equality(SHAPES[name], device, plan),
         "speed": lambda: measure_speed(SHAPES[name], device, getattr(torch, dtype), plan, arguments.repeats),
+        "decoding": lambda: measure_decoding(SHAPES[name], device, getattr(torch, dtype), plan),
+        "continuous": lambda: measure_continuous(SHAPES[name], device, getattr(torch, dtype), plan),
         "attention": lambda: measure_attention(SHAPES[name], device, getattr(torch, dtype), plan),
         "streaming": lambda: measure_streaming(
             SHAPES[name], device, getattr(torch, dtype), plan, arguments.repeats
         ),
     }
-    result |= {part: measures[part]() for part in PARTS if part in arguments.parts}
-    text = json.dumps(result, indent=2)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text + "\n")
+    for part in PARTS:
+        if part in arguments.parts:
+            result[part] = measures[part]()
+            if arguments.out:  # what there is, should a later part take too long
+                arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+            if on_gpu:
+                gc.collect()
+                torch.cuda.empty_cache()
+    print(json.dumps(result, indent=2))
     equality = result.get("equality")
     if equality is None:
         return 0

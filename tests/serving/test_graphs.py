@@ -10,65 +10,19 @@ from typing import Any
 import pytest
 import torch
 from tests.serving.engines import generate, greedy_params, load_engine, tokens_of
+from tests.serving.graphed import PROMPTS, graphs_of, with_graphs
 from tests.serving.models import greedy
-from tests.serving.paged import paged_attention
 
-from busbar.workloads.serving import paged_decode, probe
+from busbar.workloads.serving import step_probe
 from busbar.workloads.serving.block_attention import PRODUCTS, InPlace
 from busbar.workloads.serving.decode_kernel import KERNEL
-from busbar.workloads.serving.graphs import LEAST_COLUMNS, Compute, DecodeGraphs
-from busbar.workloads.serving.loader import Loaded
+from busbar.workloads.serving.graphs import LEAST_COLUMNS, DecodeGraphs
 from busbar.workloads.serving.paged_decode import PAGED
-from busbar.workloads.serving.probe import try_graphs
 from busbar.workloads.serving.sequence import Chunk, Pooling, Sequence, Step
 from busbar.workloads.serving.sleeping import SleepLevel, fall_asleep, wake
+from busbar.workloads.serving.step_probe import try_graphs
 
-LENGTHS = (5, 63, 90, 17, 40)
-PROMPTS = [[3 + (i * 7 + j) % 90 for j in range(length)] for i, length in enumerate(LENGTHS)]
-
-
-class Again:
-    """Records by computing on the same tensors again."""
-
-    def __init__(self) -> None:
-        self.recorded = self.replayed = self.forgotten = 0
-        self.problem: Exception | None = None
-
-    def __call__(self, compute: Compute) -> Compute:
-        if self.problem is not None:
-            raise self.problem
-        self.recorded += 1
-        compute()
-
-        def again() -> None:
-            self.replayed += 1
-            compute()
-
-        return again
-
-    def forget(self) -> None:
-        self.forgotten += 1
-
-
-@pytest.fixture(autouse=True)
-def _paged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paged_decode, "varlen_attn", paged_attention)
-
-
-def with_graphs(
-    folder: Path, most_rows: int = 8, way: InPlace = PAGED, **changes: Any
-) -> tuple[Loaded, Again]:
-    loaded, recorder = load_engine(folder, max_batched_tokens=48, **changes), Again()
-    runner = loaded.core.runner
-    runner.decoder.in_place = way
-    runner.graphs = DecodeGraphs(runner.decoder, runner.cache, most_rows, recorder)
-    return loaded, recorder
-
-
-def graphs_of(loaded: Loaded) -> DecodeGraphs:
-    graphs = loaded.core.runner.graphs
-    assert graphs is not None
-    return graphs
+pytestmark = pytest.mark.usefixtures("paged")
 
 
 @pytest.mark.parametrize("way", [PAGED, KERNEL], ids=lambda way: way.name)
@@ -187,7 +141,7 @@ def test_the_start_takes_graphs_that_are_right_and_faster(
         called.append(call)
         return timed(call, device)
 
-    monkeypatch.setattr(probe, "fastest", fastest)
+    monkeypatch.setattr(step_probe, "fastest", fastest)
 
     def trial() -> tuple[bool, str]:
         called.clear()

@@ -36,13 +36,13 @@ from busbar.workloads.serving.probe import (
     Trial,
     batch_invariant,
     choose_backend,
-    choose_graphs,
     choose_in_place,
 )
 from busbar.workloads.serving.quota import Quotas
 from busbar.workloads.serving.runner import Runner
 from busbar.workloads.serving.scheduler import Scheduler, StepLimits
 from busbar.workloads.serving.settings import STEP_TOKENS, EngineSettings
+from busbar.workloads.serving.step_probe import choose_graphs
 from busbar.workloads.serving.stream_load import Streaming, WeightReader
 from busbar.workloads.serving.text import load_tokenizer
 from busbar.workloads.serving.weights import Weights

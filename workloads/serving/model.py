@@ -9,6 +9,7 @@ the scalar tail of vectorised element-wise loops.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +47,36 @@ class Batch:
     """None: no row has one."""
 
 
+class LayerCalls(Protocol):
+    """What lies between the products of a layer, each as one call."""
+
+    def add_norm(
+        self, x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x + added, and that over the root of its mean square and times the weight), each [rows, hidden]."""
+        ...
+
+    def turn_and_store(
+        self,
+        qkv: torch.Tensor,
+        turns: tuple[torch.Tensor, torch.Tensor],
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        scale: float,
+        eps: float,
+        layer: int,
+        slot_index: torch.Tensor,
+        cache: KvCache,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(queries [rows, heads, dim], rotated and scaled, keys [rows, kv heads, dim], rotated) of a fused product; keys and
+        values are stored. `turns`: cosines and sines [rows, dim] of the rows; `norms`: weights of queries and keys, where
+        the family has such norms."""
+        ...
+
+    def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[rows, inner]: SiLU of the first half of each row times the second."""
+        ...
+
+
 class Decoder:
     """Weights, rotary tables and an attention back end; no state of its own."""
 
@@ -69,6 +100,8 @@ class Decoder:
         self._sin = sin.to(device=device, dtype=self.dtype)
         self._scale = arch.head_dim**-0.5
         self._balance: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.calls: LayerCalls | None = None
+        """Instead of torch's; for a cache without a form."""
 
     @property
     def fixed_order(self) -> bool:
@@ -101,20 +134,31 @@ class Decoder:
     def states(self, batch: Batch, cache: KvCache) -> torch.Tensor:
         """[n + m, hidden] of the sample rows and of the kept rows; the cache gains every row's k and v."""
         x = F.embedding(batch.tokens, self.weights.embedding)
-        cos = self._cos[batch.positions][:, None]
-        sin = self._sin[batch.positions][:, None]
+        turns = self._cos[batch.positions], self._sin[batch.positions]
+        added: torch.Tensor | None = None
         last = len(self.weights.layers) - 1
         wanted = batch.sample_rows
         if batch.kept_rows is not None:
             wanted = torch.cat((wanted, batch.kept_rows))
         for index, layer in enumerate(self.weights.layers):
-            x = x + self._attend(index, layer, self._norm(x, layer.input_norm), cos, sin, batch, cache)
+            x, normed = self._add_norm(x, added, layer.input_norm)
+            added = self._attend(index, layer, normed, turns, batch, cache)
             groups = () if batch.adapters is None else batch.adapters.groups
             if index == last:  # the rest is needed only where a token is sampled, or a state wanted
-                x = x[wanted]
+                x, added = x[wanted], added[wanted]
                 groups = () if batch.adapters is None else batch.adapters.wanted
-            x = x + self._mlp(index, layer, self._norm(x, layer.mlp_norm), groups)
-        return self._norm(x, self.weights.norm)
+            x, normed = self._add_norm(x, added, layer.mlp_norm)
+            added = self._mlp(index, layer, normed, groups)
+        return self._add_norm(x, added, self.weights.norm)[1]
+
+    def _add_norm(
+        self, x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x + added, its norm)."""
+        if self.calls is not None:
+            return self.calls.add_norm(x, added, weight, self.arch.norm_eps)
+        x = x if added is None else x + added
+        return x, self._norm(x, weight)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if self.fixed_order or x.is_cuda:
@@ -130,8 +174,7 @@ class Decoder:
         index: int,
         layer: Layer,
         x: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        turns: tuple[torch.Tensor, torch.Tensor],
         batch: Batch,
         cache: KvCache,
     ) -> torch.Tensor:
@@ -139,22 +182,9 @@ class Decoder:
         q_width, kv_width = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
         groups = () if batch.adapters is None else batch.adapters.groups
         qkv = _product("qkv", layer.qkv, index, x, groups)
-        turned = qkv[:, : q_width + kv_width].view(rows, arch.heads + arch.kv_heads, arch.head_dim)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            queries, keys = turned[:, : arch.heads], turned[:, arch.heads :]
-            turned = torch.cat((self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)), 1)
-        half = arch.head_dim // 2
-        swapped = torch.cat((turned[..., half:], turned[..., :half]), -1)
-        turned = torch.addcmul(turned * cos, swapped, sin)
-        queries, keys = turned[:, : arch.heads], turned[:, arch.heads :]
-        if self._balance is None:
-            queries = queries * self._scale
-        else:
-            queries, keys = queries * self._balance[0][index], keys * self._balance[1][index]
-        values = qkv[:, q_width + kv_width :]
-        cache.store(index, batch.slot_index, keys, values)
+        queries, keys = self._turn_and_store(index, layer, qkv, turns, batch, cache)
         if batch.plan is not None:
-            values = values.view(rows, arch.kv_heads, arch.head_dim)
+            values = qkv[:, q_width + kv_width :].view(rows, arch.kv_heads, arch.head_dim)
             attended = batch.plan.attend(index, queries, keys, values, cache)
             return _product("out", layer.out, index, attended, groups)
         mixed = torch.zeros((rows, q_width), dtype=x.dtype, device=x.device)
@@ -165,11 +195,44 @@ class Decoder:
             mixed[span.start : span.stop] = out.reshape(-1, q_width)
         return _product("out", layer.out, index, mixed, groups)
 
+    def _turn_and_store(
+        self,
+        index: int,
+        layer: Layer,
+        qkv: torch.Tensor,
+        turns: tuple[torch.Tensor, torch.Tensor],
+        batch: Batch,
+        cache: KvCache,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(queries, keys), as they meet; the cache gains keys and values."""
+        arch, rows = self.arch, qkv.shape[0]
+        norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+        if self.calls is not None:
+            return self.calls.turn_and_store(
+                qkv, turns, norms, self._scale, arch.norm_eps, index, batch.slot_index, cache
+            )
+        q_width, kv_width = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+        turned = qkv[:, : q_width + kv_width].view(rows, arch.heads + arch.kv_heads, arch.head_dim)
+        if norms is not None:
+            queries, keys = turned[:, : arch.heads], turned[:, arch.heads :]
+            turned = torch.cat((self._norm(queries, norms[0]), self._norm(keys, norms[1])), 1)
+        half = arch.head_dim // 2
+        swapped = torch.cat((turned[..., half:], turned[..., :half]), -1)
+        turned = torch.addcmul(turned * turns[0][:, None], swapped, turns[1][:, None])
+        queries, keys = turned[:, : arch.heads], turned[:, arch.heads :]
+        if self._balance is None:
+            queries = queries * self._scale
+        else:
+            queries, keys = queries * self._balance[0][index], keys * self._balance[1][index]
+        cache.store(index, batch.slot_index, keys, qkv[:, q_width + kv_width :])
+        return queries, keys
+
     def _mlp(self, index: int, layer: Layer, x: torch.Tensor, groups: tuple[Group, ...]) -> torch.Tensor:
         mlp = layer.mlp
         if isinstance(mlp, ExpertMlp):  # adapters do not reach experts
             return mlp(x, MIN_ROWS if self.fixed_order else 1)
-        hidden = gated(_product("gate_up", mlp.gate_up, index, x, groups))
+        gate_up = _product("gate_up", mlp.gate_up, index, x, groups)
+        hidden = gated(gate_up) if self.calls is None else self.calls.gated(gate_up)
         return _product("down", mlp.down, index, hidden, groups)
 
 

@@ -18,12 +18,11 @@ from busbar.workloads.serving.attention import BACKENDS, MIN_ROWS, AttentionBack
 from busbar.workloads.serving.block_attention import PRODUCTS, InPlace, plan_blocks
 from busbar.workloads.serving.blocks import BlockPool
 from busbar.workloads.serving.errors import ModelUnsupported
-from busbar.workloads.serving.graphs import CudaRecorder, DecodeGraphs
 from busbar.workloads.serving.kvcache import KvCache, KvShape
 from busbar.workloads.serving.model import Decoder
 from busbar.workloads.serving.runner import Runner
 from busbar.workloads.serving.scheduler import Scheduler, StepLimits
-from busbar.workloads.serving.sequence import Chunk, Sequence, Step
+from busbar.workloads.serving.sequence import Chunk, Sequence
 
 log = logging.getLogger(__name__)
 CPU = torch.device("cpu")
@@ -43,9 +42,10 @@ class Trial:
 
     name: str
     max_error: float
-    """Largest absolute difference from float64; a graph's: from kernel by kernel, as a share of the largest logit."""
+    """Largest absolute difference from float64; of a whole step: of the logits from those of what else would compute it, as a
+    share of the largest."""
     microseconds: float = 0.0
-    """Of a decode of 8 sequences (a graph's: one step of one), the fastest of a few calls; 0: not timed."""
+    """Of a decode of 8 sequences, or a whole step of one, the fastest of a few calls; 0: not timed."""
     instead: tuple[float, str] | None = None
     """Microseconds of what else would compute the same, and what that is."""
 
@@ -236,34 +236,6 @@ def _fill(cache: KvCache, generator: torch.Generator) -> None:
     for layer in range(shape.layers):
         keys, values = torch.randn((2, len(slots), shape.kv_heads, shape.head_dim), generator=generator)
         cache.store(layer, index, keys.to(cache.device), values.to(cache.device))
-
-
-def choose_graphs(runner: Runner, most_rows: int) -> list[Trial]:
-    """Gives the runner graphs for its decoding steps, where they compute the same and are faster; what was tried."""
-    decoder, cache = runner.decoder, runner.cache
-    if cache.device.type != "cuda" or not DecodeGraphs.possible(decoder):
-        return []
-    return try_graphs(runner, DecodeGraphs(decoder, cache, most_rows, CudaRecorder(cache.device)))
-
-
-def try_graphs(runner: Runner, graphs: DecodeGraphs) -> list[Trial]:
-    """With one sequence of one token, in a cache that holds nothing yet."""
-    device, dtype = runner.cache.device, runner.decoder.dtype
-    sequence = Sequence(0, [0], 2)
-    sequence.blocks = [1]
-    step = Step((Chunk(sequence, 0, 1),), (), ())
-    exact = runner.launch(step).logits.clone()
-    found = graphs.run(step.chunks)
-    if found is None:
-        return []
-    error = ((found - exact).abs().max() / exact.abs().max().clamp(min=1.0)).item()
-    recorded = fastest(lambda: graphs.run(step.chunks), device)
-    launched = fastest(lambda: runner.launch(step), device)
-    if error < TOLERANCE[dtype] and recorded < launched:
-        runner.graphs = graphs
-    else:
-        graphs.forget()
-    return [Trial("decode-graphs", error, recorded * 1e6, (launched * 1e6, "kernel by kernel"))]
 
 
 def batch_invariant(decoder: Decoder, shape: KvShape, device: torch.device, positions: int) -> bool:
