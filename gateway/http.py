@@ -93,7 +93,8 @@ class PublicPort:
         cards = []
         for name, service in self._routes().names(key):
             cards.append(_card(name, service))
-            cards += [_card(f"{name}:{each}", service, parent=name) for each in adapters_for(service, key)]
+            served = [each.name for each in adapters_for(service, key) if each.problem is None]
+            cards += [_card(f"{name}:{each}", service, parent=name) for each in served]
         return web.json_response({"object": "list", "data": cards})
 
     async def _model(self, request: web.Request) -> web.Response:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from busbar.gateway.errors import BadRequest, ModelNotFound
 from busbar.kube.contracts.keys import KeyIdentity
-from busbar.kube.contracts.routes import Routes, ServiceRoute
+from busbar.kube.contracts.routes import AdapterRoute, Routes, ServiceRoute
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,19 @@ class RouteTable:
 
         `namespace/name` is tried first and always works; a whole name goes before one with an adapter. Model ids are
         those of the tenant's own services, so nobody can take a name of somebody else's. Raises
-        ModelNotFound, with the same words whether the model or adapter exists for somebody else or for nobody, and
+        ModelNotFound, with the same words whether the model or adapter exists for somebody else or for nobody, or with the
+        reason where no replica serves the adapter, and
         BadRequest when two of the key's own services share a model id.
         """
         services = self.visible(key)
         named = [
             (service, end)
             for service in services
-            for end in ("", *(f":{name}" for name in adapters_for(service, key)))
+            for end in ("", *(f":{each.name}" for each in adapters_for(service, key)))
         ]
         for service, end in named:
             if service.key + end == model:
-                return Target(service, end[1:])
+                return _target(service, end[1:])
         own = [(service, end) for service, end in named if service.tenant == key.tenant]
         found = [(service, "") for service, end in own if not end and service.model_id == model]
         found = found or [(service, end) for service, end in own if service.model_id + end == model]
@@ -84,7 +85,7 @@ class RouteTable:
                 f"The model id {model!r} means several services; name one of {_listed(found)}.", param="model"
             )
         service, end = found[0]
-        return Target(service, end[1:])
+        return _target(service, end[1:])
 
 
 def _is_visible(service: ServiceRoute, key: KeyIdentity) -> bool:
@@ -93,9 +94,19 @@ def _is_visible(service: ServiceRoute, key: KeyIdentity) -> bool:
     return service.terms_of(key.tenant) is not None
 
 
-def adapters_for(service: ServiceRoute, key: KeyIdentity) -> list[str]:
-    """Names of the service's adapters that the key's tenant may use."""
-    return [a.name for a in service.adapters if a.tenants is None or key.tenant in a.tenants]
+def _target(service: ServiceRoute, adapter: str) -> Target:
+    """Raises ModelNotFound where no replica serves the adapter."""
+    problem = next((each.problem for each in service.adapters if each.name == adapter), None)
+    if problem is not None:
+        raise ModelNotFound(
+            f"No replica of {service.key} serves its adapter {adapter!r}: {problem}", param="model"
+        )
+    return Target(service, adapter)
+
+
+def adapters_for(service: ServiceRoute, key: KeyIdentity) -> list[AdapterRoute]:
+    """The service's adapters that the key's tenant may use."""
+    return [a for a in service.adapters if a.tenants is None or key.tenant in a.tenants]
 
 
 def _listed(found: Iterable[tuple[ServiceRoute, str]]) -> str:

@@ -65,6 +65,8 @@ class AdapterRoute(WireModel):
     name: str
     tenants: list[str] | None = None
     """Who may use it; None: all that may use the service."""
+    problem: str | None = None
+    """Why no replica serves it; None: some do, or none has said."""
 
 
 class AccessRoute(WireModel):

@@ -12,6 +12,20 @@ from busbar.operator.watch.projections import Pod
 from busbar.operator.write.status import clip
 
 
+def adapter_problem(name: str, pods: Iterable[Pod], readings: Mapping[str, ServingStatus]) -> str | None:
+    """Why none of the replicas that take requests serves the adapter; None where one does, or none has said."""
+    told = [
+        report
+        for pod in pods
+        if pod.takes_requests and pod.uid in readings
+        for report in readings[pod.uid].adapters
+        if report.name == name
+    ]
+    if not told or any(report.message is None for report in told):
+        return None
+    return told[0].message
+
+
 def adapter_rows(
     service: ModelService,
     serving: Iterable[Pod],

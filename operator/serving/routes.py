@@ -24,6 +24,7 @@ from busbar.kube.types.model_service import ModelServiceSpec, ServiceEngine
 from busbar.operator.errors import ProbeRefused
 from busbar.operator.pods.manifests import KIND_SERVICE
 from busbar.operator.pods.prober import address_of
+from busbar.operator.serving.adapter_status import adapter_problem
 from busbar.operator.serving.replica_speed import LEAST_STEPS
 from busbar.operator.serving.shares import Shares
 from busbar.operator.watch.caches import Caches
@@ -75,7 +76,12 @@ def build_routes(
                 access=_access(spec),
                 price=_price(spec),
                 ranked=spec.engine is ServiceEngine.VLLM and _flag(spec, "--scheduling-policy") == "priority",
-                adapters=[AdapterRoute(name=a.name, tenants=a.tenants) for a in spec.adapters or ()],
+                adapters=[
+                    AdapterRoute(
+                        name=a.name, tenants=a.tenants, problem=adapter_problem(a.name, pods, readings)
+                    )
+                    for a in spec.adapters or ()
+                ],
                 bearer=bearer_for(workload_key, service.metadata.uid, Role.INFER),
                 endpoints=endpoints,
                 shares=[

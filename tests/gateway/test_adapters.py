@@ -58,6 +58,30 @@ async def test_the_list_has_the_adapters_of_the_tenant_with_their_parent(house: 
                 assert (await response.json())["parent"] == name.rpartition(":")[0]
 
 
+async def test_an_adapter_that_no_replica_serves_is_not_listed_and_refused_with_its_reason(
+    house: House,
+) -> None:
+    engine = await house.engine()
+    broken = {"name": "broken", "problem": "its base is another model"}
+    foreign = {"name": "foreign", "tenants": ["tenant-b"], "problem": "a secret of theirs"}
+    await house.publish(route("m", engine, adapters=[{"name": "all"}, broken, foreign]))
+    assert house.session is not None
+    headers = {"Authorization": f"Bearer {KEY_A}"}
+    async with house.session.get(house.public + "/v1/models", headers=headers) as response:
+        assert [card["id"] for card in (await response.json())["data"]] == ["m", "m:all"]
+    for name in ("m:broken", "team-a/m:broken"):
+        status, body = await house.ask(name)
+        assert (status, body["error"]["code"]) == (404, "model_not_found")
+        assert (
+            body["error"]["message"]
+            == "No replica of team-a/m serves its adapter 'broken': its base is another model"
+        )
+    status, body = await house.ask("m:foreign")
+    assert status == 404
+    assert "secret" not in str(body)
+    assert not engine.bodies
+
+
 async def test_a_whole_name_goes_before_one_with_an_adapter(house: House) -> None:
     engine = await house.engine()
     await house.publish(route("x", engine, modelId="m:all"), route("m", adapters=ADAPTERS))

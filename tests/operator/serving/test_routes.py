@@ -15,7 +15,7 @@ from busbar.kube.client import KubeClient
 from busbar.kube.contracts.demand import ServiceDemand, TenantDemand
 from busbar.kube.contracts.report import ServingReport, StepModelReport
 from busbar.kube.contracts.routes import ReplicaSpeed, ServiceRoute
-from busbar.kube.contracts.workload import ServingStatus
+from busbar.kube.contracts.workload import AdapterReport, ServingStatus
 from busbar.kube.informer import Key
 from busbar.kube.login import Login
 from busbar.operator.serving.reconcile import reconcile
@@ -73,6 +73,17 @@ def test_the_step_model_of_a_replica_comes_in_two_digits_and_without_noise_below
         per_step_s=0.0051, per_sequence_s=0.0, per_context_token_s=1.2e-6, per_prompt_token_s=2.0e-5
     )
     assert endpoint.kv_tokens == 142
+
+
+def test_an_adapter_that_the_replicas_refuse_comes_with_the_reason() -> None:
+    adapters = [{"name": name, "uri": f"pvc://claim/{name}"} for name in ("good", "bad", "unknown")]
+    told = AWAKE.model_copy(
+        update={"adapters": [AdapterReport(name="good"), AdapterReport(name="bad", message="rank 4096")]}
+    )
+    made = route(told, adapters=adapters)
+    assert [(each.name, each.problem) for each in made.adapters] == [
+        *(("good", None), ("bad", "rank 4096"), ("unknown", None))
+    ]
 
 
 def test_a_replica_that_has_not_measured_enough_tells_no_speed() -> None:
