@@ -5,6 +5,7 @@
     busbar-base         Debian with Python, CA certificates and tini      (from mmdebstrap, once)
       ├── …-platform-deps   /opt/venv from requirements-platform.lock     (when the lock changes)
       │     └── busbar-platform    our source in /opt/busbar              (when our source changes)
+    the same with a C compiler and Python's headers, which Triton needs
       └── …-workloads-deps  /opt/venv from requirements-workloads.lock
             └── busbar-workloads
     busbar-pause        the process that holds a pod's namespaces

@@ -80,13 +80,23 @@ def _push(reference: str, name: str, tag: str) -> None:
 
 def _base() -> None:
     tag = recipe.base_tag()
-    reference = f"{PREFIX}/busbar-base:{tag}"
+    reference = _base_reference()
     if pushed("busbar-base", tag) and exists(reference):
         return
+    _debian(reference, ())
+    _push(reference, "busbar-base", tag)
+
+
+def _base_reference(more: tuple[str, ...] = ()) -> str:
+    return f"{PREFIX}/busbar-base:{recipe.base_tag(more)}"
+
+
+def _debian(reference: str, more: tuple[str, ...]) -> None:
+    """A base image with `more` packages."""
     archive = folder() / "base.tar"
     archive.parent.mkdir(parents=True, exist_ok=True)
-    with step("base image: Debian with Python"):
-        _bootstrap(archive)
+    with step(f"base image: {', '.join(('Debian with Python', *more))}"):
+        _bootstrap(archive, more)
         with working_container("scratch") as container:
             buildah("add", container, str(archive), "/")
             path = "PATH=/opt/busbar/bin:/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -94,10 +104,9 @@ def _base() -> None:
             configure(container, [flag for variable in variables for flag in ("--env", variable)])
             buildah("commit", "-q", container, reference)
         archive.unlink()
-    _push(reference, "busbar-base", tag)
 
 
-def _bootstrap(archive: Path) -> None:
+def _bootstrap(archive: Path, more: tuple[str, ...]) -> None:
     """A minimal Debian as a tar archive; if that fails, with the host's apt sources (private mirrors)."""
     user = f"echo 'busbar:x:{USER}:{USER}:Busbar:/tmp:/usr/sbin/nologin' >> \"$1/etc/passwd\""
     group = f"echo 'busbar:x:{USER}:' >> \"$1/etc/group\""
@@ -105,7 +114,7 @@ def _bootstrap(archive: Path) -> None:
     command = [
         "mmdebstrap",
         "--variant=minbase",
-        f"--include={','.join(recipe.DEBIAN_PACKAGES)}",
+        f"--include={','.join((*recipe.DEBIAN_PACKAGES, *more))}",
         *(f"--dpkgopt=path-exclude={path}" for path in excluded),
         f"--customize-hook={user}",
         f"--customize-hook={group}",
@@ -157,7 +166,11 @@ def _dependencies(image: Image) -> None:
         f"/mnt/uv pip install --python {PYTHON} --link-mode=copy --compile-bytecode --require-hashes "
         "-r /mnt/requirements.lock"
     )
-    base = f"{PREFIX}/busbar-base:{recipe.base_tag()}"
+    if image.check:
+        script += f' && TRITON_CACHE_DIR=/tmp/check {PYTHON} -c "{image.check}"'
+    base = _base_reference(image.debian)
+    if not exists(base):
+        _debian(base, image.debian)
     with step(f"{image.name}: Python packages") as running, working_container(base) as container:
         run(container, script, mounts=mounts, environment=environment, running=running)
         run(container, "rm -rf /mnt/* /root/.cache /tmp/*")

@@ -31,6 +31,10 @@ class Image:
     folders: tuple[str, ...]
     options: tuple[str, ...] = ()
     """Further extras, for features that an installation without the image may leave out."""
+    debian: tuple[str, ...] = ()
+    """Debian packages beside `DEBIAN_PACKAGES`."""
+    check: str = ""
+    """Python that must run where its packages are installed."""
 
     @property
     def lock(self) -> Path:
@@ -40,7 +44,14 @@ class Image:
 
 IMAGES = (
     Image("busbar-platform", "platform", ("kube", "scheduler", "operator", "api", "gateway", "cli")),
-    Image("busbar-workloads", "workloads", ("kube", "scheduler", "workloads", "cli"), ("grammar",)),
+    Image(
+        "busbar-workloads",
+        "workloads",
+        ("kube", "scheduler", "workloads", "cli"),
+        options=("grammar",),
+        debian=("gcc", "libc6-dev", "libpython3-dev"),  # Triton compiles what starts its kernels
+        check="from triton.runtime.build import compile_so_from_src as c; c('#include <Python.h>', 'check')",
+    ),
 )
 
 
@@ -52,9 +63,9 @@ def _key(*parts: str | bytes) -> str:
     return digest.hexdigest()[:12]
 
 
-def base_tag() -> str:
-    """Tag of the base image."""
-    return _key(SUITE, *DEBIAN_PACKAGES)
+def base_tag(more: tuple[str, ...] = ()) -> str:
+    """Tag of the base image, and of one with `more` Debian packages."""
+    return _key(SUITE, *DEBIAN_PACKAGES, *more)
 
 
 def pause_tag() -> str:
@@ -64,7 +75,7 @@ def pause_tag() -> str:
 
 def dependencies_tag(image: Image) -> str:
     """Tag of an image's layer with its Python packages."""
-    return _key(base_tag(), image.lock.read_bytes())
+    return _key(base_tag(image.debian), image.check, image.lock.read_bytes())
 
 
 def source_files(image: Image) -> list[tuple[str, Path]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,19 @@ def test_the_dependency_layer_does_not_change_with_our_source(monkeypatch: pytes
     monkeypatch.setattr(recipe, "source_files", lambda image: [("kube/new.py", Path(__file__))])
     assert recipe.dependencies_tag(PLATFORM) == before[0]
     assert recipe.image_tag(PLATFORM) != before[1]
+
+
+def test_the_engines_have_a_compiler_and_the_platform_has_none() -> None:
+    assert "gcc" in WORKLOADS.debian
+    assert not {"gcc", *WORKLOADS.debian} & {*recipe.DEBIAN_PACKAGES, *PLATFORM.debian}
+    tags = [recipe.base_tag(image.debian) for image in recipe.IMAGES]
+    assert tags[0] == recipe.base_tag() != tags[1]
+
+
+def test_the_dependency_layer_changes_with_debian_packages_and_checks() -> None:
+    before = recipe.dependencies_tag(WORKLOADS)
+    assert recipe.dependencies_tag(replace(WORKLOADS, debian=("gcc",))) != before
+    assert recipe.dependencies_tag(replace(WORKLOADS, check="")) != before
 
 
 def test_the_staged_source_has_commands_metadata_and_byte_code(tmp_path: Path) -> None:
