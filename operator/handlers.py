@@ -143,7 +143,14 @@ class Handlers:
         power_metrics = PowerMetrics(metrics.registry)
         self.energy = Ledger(caches, power_metrics, settings.power_fresh_s)
         self.power = PowerKeeper(
-            caches, writer, controller, settings, power_metrics, self.energy, prices=rounds.watt_prices
+            caches,
+            writer,
+            controller,
+            settings,
+            power_metrics,
+            self.energy,
+            prices=rounds.watt_prices,
+            replicas=prober.serving,
         )
 
     async def training_job(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:

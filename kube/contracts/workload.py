@@ -282,6 +282,15 @@ class TenantBlocks(WireModel):
     most: int = Field(ge=0)
 
 
+class PhaseSeconds(WireModel):
+    """What an engine has spent its time on since its start."""
+
+    prefill: float = Field(ge=0)
+    """Reading prompts; of steps that decode besides, by the step model."""
+    decode: float = Field(ge=0)
+    idle: float = Field(ge=0)
+
+
 class ServingStatus(WireModel):
     """`GET /status` of a serving pod."""
 
@@ -303,6 +312,8 @@ class ServingStatus(WireModel):
     """Whether the promised time per token would need steps smaller than the minimum."""
     sleep_level: int = 0
     """0: awake; 1: without KV cache; 2: without weights."""
+    phase_seconds: PhaseSeconds | None = None
+    """None: it has not begun, or does not tell."""
     report: MaybeServingReport = None
 
 

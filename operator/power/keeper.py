@@ -12,8 +12,10 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from busbar.kube.contracts.power_view import PowerPicture, PowerSeries, Resolution
+from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.errors import ApiError, ConnectionFailed
 from busbar.kube.informer import Key
 from busbar.kube.resources import POWER_DOMAINS
@@ -30,6 +32,7 @@ from busbar.operator.power.membership import Membership, membership
 from busbar.operator.power.meters import Metered
 from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.power.preemption import Preemptions
+from busbar.operator.power.prompt_shares import PromptShares
 from busbar.operator.power.reconcile import Seen, reconcile
 from busbar.operator.power.rings import Series
 from busbar.operator.power.taints import taints
@@ -81,11 +84,14 @@ class PowerKeeper:
         energy: EnergyBook | None = None,
         clock: Callable[[], float] = time.monotonic,
         prices: Callable[[], Mapping[str, float]] = dict,
+        replicas: Mapping[str, ServingStatus] = MappingProxyType({}),
     ) -> None:
         """
         Args:
             prices: of a watt-hour by domain, in work, as of the last plan.
+            replicas: what serving pods said last, by uid; its content changes.
         """
+        self._replicas, self._prompt_shares = replicas, PromptShares()
         self._prices = prices
         self.meters: Mapping[str, Metered] = {}
         """What the feeds' own meters say (`meters.py`), by domain."""
@@ -129,7 +135,11 @@ class PowerKeeper:
                 found = self.tick()
                 caches = self._caches
                 works = node_work(
-                    self.membership, caches.pods.items.values(), caches.jobs.items, caches.services.items
+                    self.membership,
+                    caches.pods.items.values(),
+                    caches.jobs.items,
+                    caches.services.items,
+                    self._prompt_shares.look(self._replicas),
                 )
                 await self.lessor.round(self.membership, self.gatherer.readings, found, works)
                 await asyncio.sleep(TICK_S - self._clock() % TICK_S)

@@ -1,9 +1,10 @@
-"""What a node's boards spend their time on, from their draw alone: a fit of two levels. Pure.
+"""What a node's boards spend their time on, from their draw and from what their engines count. Pure.
 
 A board that serves reads prompts at a high draw, for moments, and decodes at a low one; a board that trains draws one
 level, and what changes there lasts. So a draw with a high and a low level of which the high one never lasts long is taken
 for prompts and decoding, unless the board is known to train; every other one for steady work that wants what it drew at
-most lately. Steady serving counts as prompts, which feel a limit most.
+most lately. Steady serving counts as prompts, which feel a limit most, unless its engines tell how much of their time goes
+to prompts: decoding feels a limit less.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ LONGEST = 5
 
 
 def fitted(
-    draws: Sequence[float], want_w: float, node: NodePower, kind: WorkKind = WorkKind.UNKNOWN
+    draws: Sequence[float],
+    want_w: float,
+    node: NodePower,
+    kind: WorkKind = WorkKind.UNKNOWN,
+    prompt_part: float | None = None,
 ) -> tuple[tuple[PhaseLoad, ...], float]:
     """Phases, and the standard deviation of the node's draw where it has peaks.
 
@@ -34,8 +39,9 @@ def fitted(
         draws: means of one second of one board, oldest first.
         want_w: what a board has wanted at most.
         kind: what the node's boards are used for, by their holders.
+        prompt_part: of the time of boards that serve, as their engines count it; None: they do not.
     """
-    steady = (PhaseLoad(Phase.PREFILL if kind is WorkKind.SERVING else Phase.TRAINING, 1.0, want_w),)
+    steady = _steady(want_w, kind, prompt_part)
     if len(draws) < LEAST or kind is WorkKind.TRAINING:
         return steady, 0.0
     low_w, high_w = sorted(draws)[len(draws) // 10], max(draws)
@@ -54,3 +60,11 @@ def fitted(
     mean_w = math.fsum(draws) / len(draws)
     variance = math.fsum((watts - mean_w) ** 2 for watts in draws) / len(draws)
     return phases, math.sqrt(variance) * node.slope
+
+
+def _steady(want_w: float, kind: WorkKind, prompt_part: float | None) -> tuple[PhaseLoad, ...]:
+    if kind is not WorkKind.SERVING:
+        return (PhaseLoad(Phase.TRAINING, 1.0, want_w),)
+    part = 1.0 if prompt_part is None else prompt_part
+    shares = {Phase.PREFILL: part, Phase.DECODE: 1.0 - part}
+    return tuple(PhaseLoad(phase, share, want_w) for phase, share in shares.items() if share > 0)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 
 from busbar.kube.informer import Key
 from busbar.kube.types import ModelService, TrainingJob
@@ -46,6 +47,8 @@ class NodeWork:
     first_token: float = 0.0
     """The part of the held boards whose services have a target for first tokens."""
     kind: WorkKind = WorkKind.UNKNOWN
+    prompt_part: float | None = None
+    """Of a serving node's busy time, what its engines spend on prompts, in the mean of its boards; None: some do not tell."""
 
 
 PLAIN = NodeWork()
@@ -63,6 +66,8 @@ class _Held:
     weighted: float = 0.0
     timed: int = 0
     kinds: set[WorkKind] | None = None
+    prompts: float | None = 0.0
+    """Boards times parts; None: a holder does not tell."""
 
 
 def node_work(
@@ -70,8 +75,13 @@ def node_work(
     pods: Iterable[Pod],
     jobs: Mapping[Key, TrainingJob],
     services: Mapping[Key, ModelService],
+    prompt_shares: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, NodeWork]:
-    """By node that a policy limits; nodes of which nothing is known are left out (`PLAIN`)."""
+    """By node that a policy limits; nodes of which nothing is known are left out (`PLAIN`).
+
+    Args:
+        prompt_shares: what replicas spend on prompts, by uid (`prompt_shares.py`).
+    """
     if not found.limited:
         return {}
     held: dict[str, _Held] = {}
@@ -83,6 +93,8 @@ def node_work(
             on.boards += boards
             on.weighted += boards * weight_of(priority)
             on.timed += boards * timed
+            share = prompt_shares.get(pod.uid)
+            on.prompts = None if on.prompts is None or share is None else on.prompts + boards * share
             assert on.kinds is not None
             on.kinds.add(kind)
     works = {
@@ -90,6 +102,7 @@ def node_work(
             weight=on.weighted / on.boards,
             first_token=on.timed / on.boards,
             kind=next(iter(on.kinds)) if on.kinds and len(on.kinds) == 1 else WorkKind.UNKNOWN,
+            prompt_part=None if on.prompts is None else on.prompts / on.boards,
         )
         for name, on in held.items()
     }

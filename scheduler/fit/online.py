@@ -126,6 +126,9 @@ class Speed:
     decode_s: float = 0.0
     prefill_tokens: float = 0
     prefill_s: float = 0.0
+    for_prompts_s: float = 0.0
+    """Of all steps, also those that decode besides: what their prompt tokens took, by the model."""
+    for_decoding_s: float = 0.0
 
     def record(
         self,
@@ -140,12 +143,24 @@ class Speed:
         `wrong` of those decoded were guesses that gave no token."""
         each = (decoding / steps, context_tokens / steps, prompt_tokens / steps, seconds / steps)
         self.model.learn(*each, weight=(steps / ROW_STEPS) ** 2 if steps > 1 else 1.0)
+        prompts_s = seconds * self._prompt_part(decoding, prompt_tokens, seconds)
+        self.for_prompts_s += prompts_s
+        self.for_decoding_s += seconds - prompts_s
         if prompt_tokens > decoding:
             self.prefill_tokens += prompt_tokens + decoding - wrong
             self.prefill_s += seconds
         elif decoding:
             self.decode_tokens += decoding - wrong + prompt_tokens
             self.decode_s += seconds
+
+    def _prompt_part(self, decoding: float, prompt_tokens: float, seconds: float) -> float:
+        """Of the seconds of a step: of its tokens while nothing better is known."""
+        if not prompt_tokens or not decoding or seconds <= 0:
+            return float(bool(prompt_tokens))
+        each = self.prompt_token_s if self.model.steps >= TRUSTED_STEPS else None
+        if each is None:
+            return prompt_tokens / (prompt_tokens + decoding)
+        return min(1.0, prompt_tokens * each / seconds)
 
     @property
     def prompt_token_s(self) -> float | None:

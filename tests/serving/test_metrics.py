@@ -27,6 +27,7 @@ FROZEN = {
     "vllm:spec_decode_num_draft_tokens": "counter",
     "vllm:spec_decode_num_accepted_tokens": "counter",
     "busbar:saturated": "gauge",
+    "busbar:phase_seconds": "counter",
     "busbar:kv_blocks_copied": "counter",
     "busbar:host_kv_usage_perc": "gauge",
     "busbar:tenant_kv_blocks": "gauge",
@@ -143,6 +144,10 @@ def test_a_known_request_moves_each_by_the_predicted_amount(loaded: Loaded, cloc
         assert value(core, f"vllm:{gauge}") == 0
     assert core.requests_total == 1
     assert core.tokens_total == 5
+    for _ in range(2):  # totals, however often they are told
+        core.metrics.phases(core.phase_seconds.model_dump())
+    spent = {p: value(core, "busbar:phase_seconds_total", phase=p) for p in ("prefill", "decode", "idle")}
+    assert spent == {"prefill": 3.0, "decode": 4.0, "idle": 12.0}
 
 
 def test_a_cancelled_request_counts_as_aborted_and_frees_its_blocks(loaded: Loaded) -> None:

@@ -14,6 +14,7 @@ from math import inf
 import torch
 from tokenizers import Tokenizer
 
+from busbar.kube.contracts.workload import PhaseSeconds
 from busbar.scheduler.fit.online import Speed
 from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.blocks import CopyCost
@@ -77,6 +78,7 @@ class EngineCore:
         self.requests_total = 0
         self.tokens_total = 0
         self._clock = clock
+        self._began_s = clock()
         self.special = special_tokens(tokenizer)
         """Tokens that are never part of a text."""
         width = runner.decoder.arch.vocab_size
@@ -94,6 +96,13 @@ class EngineCore:
     @property
     def live(self) -> int:
         return len(self._live)
+
+    @property
+    def phase_seconds(self) -> PhaseSeconds:
+        """Since the start. Any thread may ask."""
+        prefill, decode = self.speed.for_prompts_s, self.speed.for_decoding_s
+        idle = max(0.0, self._clock() - self._began_s - prefill - decode)
+        return PhaseSeconds(prefill=prefill, decode=decode, idle=idle)
 
     def context_limit(self, tenant: str = "") -> int:
         """The longest prompt plus output, in tokens: the model's, or less where a quota allows the tenant no more."""

@@ -6,7 +6,7 @@ updates come from the engine thread; a scrape may come from any.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -105,6 +105,14 @@ class Metrics:
             (*LABELS, "reason"),
             registry=self.registry,
         )
+        self._phases = Counter(
+            "busbar:phase_seconds",
+            "Seconds spent on prompts (prefill), on decoding and on nothing (idle).",
+            (*LABELS, "phase"),
+            registry=self.registry,
+        )
+        self._phases_told: dict[str, float] = {}
+        self.phases({"prefill": 0.0, "decode": 0.0, "idle": 0.0})
         self._copied = Counter(
             "busbar:kv_blocks_copied",
             "KV blocks copied to host memory (out) and back (in).",
@@ -203,6 +211,14 @@ class Metrics:
         for each, before, after in zip(self._guesses, self._guesses_told, now, strict=True):
             each.inc(after - before)
         self._guesses_told = now
+
+    def phases(self, seconds: Mapping[str, float]) -> None:
+        """Totals since the start."""
+        for phase, total in seconds.items():
+            passed = total - self._phases_told.get(phase, 0.0)
+            if passed >= 0:  # what a step took is known at its end; until then it was idle
+                self._phases.labels(*self._values, phase).inc(passed)
+                self._phases_told[phase] = total
 
     def host_tier(self, host: HostTier) -> None:
         """Its totals since it was made, and how full it is."""

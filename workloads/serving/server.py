@@ -181,6 +181,7 @@ class Server:
                 "adapters": self._models.reports(loaded),
                 "saturated": core.saturated,
                 "sleep_level": int(self.engine.sleep_level),
+                "phase_seconds": core.phase_seconds,
                 "report": table_report(loaded, self.settings),
             }
         )
@@ -189,6 +190,7 @@ class Server:
         core = self._loaded().core
         self._models.tell_metrics(core, time.time())
         core.metrics.sleeping(self.engine.sleep_level)
+        core.metrics.phases(core.phase_seconds.model_dump())
         text = core.metrics.render()
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"})
 

@@ -34,3 +34,16 @@ def test_what_is_known_of_the_work_goes_before_the_draw() -> None:
     assert _phases(*peaks, kind=WorkKind.TRAINING) == {Phase.TRAINING: (1.0, 380.0, 0.0)}
     assert set(_phases(*peaks, kind=WorkKind.SERVING)) == {Phase.PREFILL, Phase.DECODE}
     assert _phases(*[350.0] * 40, kind=WorkKind.SERVING) == {Phase.PREFILL: (1.0, 380.0, 0.0)}
+
+
+def test_steady_serving_is_divided_as_its_engines_count() -> None:
+    def found(prompts: float | None, *draws: float, kind: WorkKind = WorkKind.SERVING) -> dict[Phase, float]:
+        loads, _ = fitted(draws or [350.0] * 40, 380.0, NODE, kind, prompts)
+        assert {load.board_w for load in loads} <= {380.0, 150.0}
+        return {load.phase: load.share for load in loads}
+
+    assert found(0.25) == {Phase.PREFILL: 0.25, Phase.DECODE: 0.75}
+    assert found(0.0) == {Phase.DECODE: 1.0}
+    assert found(1.0) == found(None) == {Phase.PREFILL: 1.0}
+    assert found(0.25, *([150.0, 150.0, 350.0, 360.0] * 10)) == {Phase.PREFILL: 0.5, Phase.DECODE: 0.5}
+    assert found(0.25, kind=WorkKind.TRAINING) == {Phase.TRAINING: 1.0}

@@ -77,6 +77,17 @@ def test_the_boards_of_a_node_are_weighed_by_who_holds_them() -> None:
     }
 
 
+def test_the_prompts_of_a_node_are_the_mean_of_its_boards_where_all_tell() -> None:
+    few, many = holder("modelservice", "web", "n1", 2), holder("modelservice", "timed", "n1", 6)
+
+    def part(shares: dict[str, float]) -> float | None:
+        return node_work(membership([RACK], NODES), (few, many), JOBS, SERVICES, shares)["n1"].prompt_part
+
+    assert part({few.uid: 0.5, many.uid: 0.1}) == pytest.approx(0.2)
+    assert part({few.uid: 0.5}) is None
+    assert part({}) is None
+
+
 @pytest.mark.parametrize(
     "other",
     [

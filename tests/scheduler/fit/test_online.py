@@ -76,6 +76,24 @@ def test_tokens_per_second_are_counted_by_kind_of_step() -> None:
     assert report["decodeTokensPerSecond"] == 10.0
 
 
+def test_seconds_of_steps_that_do_both_are_divided_by_tokens_and_then_by_the_model() -> None:
+    speed = Speed()
+    speed.record(decoding=3, context_tokens=100, prompt_tokens=1, seconds=1.0)
+    assert (speed.for_prompts_s, speed.for_decoding_s) == (0.25, 0.75)
+    rng = random.Random(3)
+    for _ in range(300):
+        batch, prompt = rng.randrange(0, 16), rng.choice([0, 64, 512])
+        seconds = 0.01 + 0.001 * batch + 0.0004 * prompt
+        if batch or prompt:
+            speed.record(batch, 100 * batch, prompt, seconds)
+    before = speed.for_prompts_s, speed.for_decoding_s
+    speed.record(decoding=4, context_tokens=400, prompt_tokens=64, seconds=0.01 + 0.004 + 0.0256)
+    assert speed.for_prompts_s - before[0] == pytest.approx(0.0256, rel=0.02)
+    assert speed.for_decoding_s - before[1] == pytest.approx(0.014, rel=0.04)
+    speed.record(decoding=4, context_tokens=400, prompt_tokens=4096, seconds=1.0)  # no more than there was
+    assert speed.for_decoding_s - before[1] == pytest.approx(0.014, rel=0.04)
+
+
 def test_a_row_of_twice_the_weight_counts_like_two_rows() -> None:
     rng = random.Random(3)
     heavy, twice = OnlineStepModel(), OnlineStepModel()
