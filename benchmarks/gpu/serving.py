@@ -122,6 +122,7 @@ def make_engine(
     block_tokens: int = 64,
     prefix_cache: bool = False,
     tensors: Mapping[str, torch.Tensor] | None = None,
+    kv_form: str = "auto",
 ) -> EngineCore:
     """Our engine on the same weights (copied and fused), which are the model's own unless `tensors` names them as a
     checkpoint does. Runs are repeated with the same prompts, so beside a peer without a prefix cache ours is off."""
@@ -137,6 +138,7 @@ def make_engine(
         block_tokens=block_tokens,
         max_batched_tokens=2048 if device.type == "cuda" else 512,
         prefix_cache=prefix_cache,
+        kv_dtype=kv_form,
     )
     kv_dtype = torch.float32 if device.type == "cpu" else model.dtype
     core, _, _ = assemble(settings, arch, weights, kv_dtype, tokenizer, "random", time.monotonic)
@@ -252,7 +254,7 @@ def measure_speed(
 
 
 def measure_decoding(
-    shape: dict[str, int], device: torch.device, dtype: torch.dtype, plan: Plan
+    shape: dict[str, int], device: torch.device, dtype: torch.dtype, plan: Plan, kv_form: str
 ) -> list[dict[str, Any]]:
     """Steps of decoding alone. The bound: weights and contexts once, at the copy rate."""
     steps, rows, rate = 32, [], copy_rate(device)
@@ -261,6 +263,7 @@ def measure_decoding(
         make_model(shape, device, dtype),
         (max(plan.batches) + 1) * (plan.context + 2 * steps + 64) * per_token,
         max(plan.batches),
+        kv_form=kv_form,
     )
     gc.collect()  # the model
     runner, weights = core.runner, core.runner.decoder.weights
@@ -458,6 +461,9 @@ def main() -> int:
         "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="which of them; default: all"
     )
     parser.add_argument("--batches", type=int, nargs="+", help="sequences at once in the timed parts")
+    parser.add_argument(
+        "--kv-dtype", choices=("auto", "int8", "int4"), default="auto", help="of the decoding part"
+    )
     parser.add_argument("--context", type=int, help="tokens of each prompt in the timed parts")
     parser.add_argument("--tokens", type=int, help="that each sequence produces in the timed parts")
     parser.add_argument("--out", type=Path)
@@ -496,7 +502,9 @@ def main() -> int:
     measures: dict[str, Callable[[], Any]] = {
         "equality": lambda: check_equality(SHAPES[name], device, plan),
         "speed": lambda: measure_speed(SHAPES[name], device, getattr(torch, dtype), plan, arguments.repeats),
-        "decoding": lambda: measure_decoding(SHAPES[name], device, getattr(torch, dtype), plan),
+        "decoding": lambda: measure_decoding(
+            SHAPES[name], device, getattr(torch, dtype), plan, arguments.kv_dtype
+        ),
         "continuous": lambda: measure_continuous(SHAPES[name], device, getattr(torch, dtype), plan),
         "attention": lambda: measure_attention(SHAPES[name], device, getattr(torch, dtype), plan),
         "streaming": lambda: measure_streaming(

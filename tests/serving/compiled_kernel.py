@@ -15,44 +15,49 @@ from triton.compiler import ASTSource
 
 from busbar.workloads.serving import decode_kernel, layer_kernels
 
-CONSTANTS: dict[Any, dict[str, int | bool]] = {
-    decode_kernel._attend_shares: {
-        "HEADS": 32,
-        "GROUP": 4,
-        "PADDED_GROUP": 16,
-        "DIM": 128,
-        "PADDED_DIM": 128,
-        "SLOTS": 64,
-        "TILE": decode_kernel.TILE,
-    },
-    decode_kernel._merge: {"HEADS": 32, "DIM": 128, "PADDED_DIM": 128, "PADDED_SPLITS": 8},
-    layer_kernels._add_norm: {"ADDS": True, "PADDED": 4096},
-    layer_kernels._turn_and_store: {
-        "HEADS": 32,
-        "KV_HEADS": 8,
-        "DIM": 128,
-        "PADDED_DIM": 128,
-        "NORMS": True,
-    },
-    layer_kernels._gate: {"COLUMNS": layer_kernels.COLUMNS},
+SHARES = {
+    "HEADS": 32,
+    "GROUP": 4,
+    "PADDED_GROUP": 16,
+    "DIM": 128,
+    "PADDED_DIM": 128,
+    "SLOTS": 64,
+    "TILE": decode_kernel.TILE,
 }
-NUMBERS = [
-    "queries",
-    "pool",
-    "out",
-    "x",
-    "added",
-    "weight",
-    "total",
-    "normed",
-    "qkv",
-    "cosines",
-    "sines",
-    "query_norm",
-    "key_norm",
-    "keys",
-    "gate_up",
-]
+TURNS = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "PADDED_DIM": 128, "NORMS": True}
+CODES = {"terms": "*fp16"}
+Variant = tuple[Any, dict[str, int | bool], dict[str, str]]
+VARIANTS: dict[str, Variant] = {
+    "shares": (decode_kernel._attend_shares, {**SHARES, "BITS": 0}, {}),
+    "shares of int8": (decode_kernel._attend_shares, {**SHARES, "BITS": 8}, {**CODES, "pool": "*i8"}),
+    "shares of int4": (decode_kernel._attend_shares, {**SHARES, "BITS": 4}, {**CODES, "pool": "*u8"}),
+    "merge": (
+        decode_kernel._merge,
+        {"HEADS": 32, "DIM": 128, "PADDED_DIM": 128, "PADDED_SPLITS": 8},
+        {},
+    ),
+    "add and norm": (layer_kernels._add_norm, {"ADDS": True, "PADDED": 4096}, {}),
+    "turn and store": (layer_kernels._turn_and_store, {**TURNS}, {}),
+    "gate": (layer_kernels._gate, {"COLUMNS": layer_kernels.COLUMNS}, {}),
+}
+"""Kernels with their constants, and the arguments whose types are others than of plain numbers."""
+NUMBERS = (
+    *(
+        "queries",
+        "pool",
+        "terms",
+        "out",
+        "x",
+        "added",
+        "weight",
+        "total",
+        "normed",
+        "qkv",
+        "cosines",
+        "sines",
+    ),
+    *("query_norm", "key_norm", "keys", "gate_up"),
+)
 OTHERS = {
     "tables": "*i32",
     "lengths": "*i32",
@@ -66,10 +71,10 @@ OTHERS = {
 
 
 def shared_memory(capability: int, dtype: str) -> dict[str, int]:
-    types = OTHERS | dict.fromkeys(NUMBERS, f"*{dtype}")
     shared = {}
-    for kernel, constants in CONSTANTS.items():
-        signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+    for name, (kernel, constants, changes) in VARIANTS.items():
+        types = OTHERS | dict.fromkeys(NUMBERS, f"*{dtype}") | changes
+        signature = {each: types.get(each, "i32") for each in kernel.arg_names}
         source = ASTSource(
             fn=kernel, signature=signature | dict.fromkeys(constants, "constexpr"), constexprs=constants
         )
@@ -78,7 +83,7 @@ def shared_memory(capability: int, dtype: str) -> dict[str, int]:
             target=GPUTarget("cuda", capability, 32),
             options={"num_stages": decode_kernel.STAGES},
         )
-        shared[kernel.__name__] = built.metadata.shared
+        shared[name] = built.metadata.shared
     return shared
 
 

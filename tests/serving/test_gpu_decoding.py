@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.serving.compiled_kernel import VARIANTS
 from tests.serving.engines import generate, greedy_params, load_engine, tokens_of
 from tests.serving.models import greedy
 
@@ -52,6 +53,14 @@ SHAPE = KvShape(3, 2, 16, 8, torch.float32)
             4,
             [((3, 1), 4, 1), ((5,), 0, 1)],
         ),  # a context ends behind a tile's first token
+        (replace(SHAPE, form=kvcodes.INT8), 4, LAYOUTS),
+        (replace(SHAPE, form=kvcodes.INT4), 4, LAYOUTS),
+        (
+            replace(SHAPE, form=kvcodes.INT4, head_dim=24),
+            6,
+            [((1, 2, 3 + i), 9 + i % 3, 1) for i in range(3)],
+        ),
+        (replace(SHAPE, form=kvcodes.INT8, dtype=torch.float16, block_tokens=64), 4, [((3, 1, 4), 9, 1)]),
         (
             replace(SHAPE, dtype=torch.float16, head_dim=64),
             8,
@@ -110,7 +119,7 @@ def test_triton_compiles_the_kernels_for_gpus(tmp_path: Path) -> None:
     found = json.loads(ran.stdout)
     assert set(found) == {"75", "80", "90"}
     for shared in found.values():
-        assert set(shared) == {"_attend_shares", "_merge", "_add_norm", "_turn_and_store", "_gate"}
+        assert set(shared) == set(VARIANTS)
         assert max(shared.values()) <= 48 * 1024  # what every GPU gives a program without being asked
 
 
@@ -184,7 +193,8 @@ def test_a_gpu_takes_no_way_that_is_wrong(times: Times, monkeypatch: pytest.Monk
 def test_a_gpu_does_without_what_does_not_run_there(
     times: Times, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert gpu_choice(replace(SHAPE, form=kvcodes.INT8)) == (None, [])
+    for form in (kvcodes.INT8, kvcodes.INT4):
+        assert gpu_choice(replace(SHAPE, form=form)) == ("split-kv-kernel", ["split-kv-kernel"])
     assert not caplog.messages
 
     def no_compiler(*_: object, **__: object) -> None:

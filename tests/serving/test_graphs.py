@@ -169,3 +169,14 @@ def test_a_model_that_cannot_be_recorded_is_started_without(llama: tuple[Path, A
     step = Step((Chunk(Sequence(0, [5], 2), 0, 1),), (), ())
     step.chunks[0].sequence.blocks = [1]
     assert runner.run(step).logits.shape == (1, runner.decoder.arch.vocab_size)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_a_cache_of_codes_gives_the_tokens_that_it_gives_without_graphs(
+    llama: tuple[Path, Any], form: str
+) -> None:
+    expected = generate(load_engine(llama[0], kv_dtype=form), PROMPTS[:3], greedy_params(6))
+    loaded, recorder = with_graphs(llama[0], way=KERNEL, kv_dtype=form)
+    found = generate(loaded, PROMPTS[:3], greedy_params(6))
+    assert [tokens_of(d) for d in found] == [tokens_of(d) for d in expected]
+    assert recorder.replayed >= 4

@@ -96,10 +96,14 @@ class InPlace:
     plan: Callable[[list[Chunk], KvCache], DecodePart]
     part: Callable[[Tables, KvCache], DecodePart] | None = None
     """The plan's result, where block tables are all that it depends on."""
+    reads_codes: bool = False
+    """Whether it reads a cache with a form."""
 
     @classmethod
-    def of_tables(cls, name: str, part: Callable[[Tables, KvCache], DecodePart]) -> InPlace:
-        return cls(name, lambda chunks, cache: part(Tables.of(chunks, cache), cache), part)
+    def of_tables(
+        cls, name: str, part: Callable[[Tables, KvCache], DecodePart], reads_codes: bool = False
+    ) -> InPlace:
+        return cls(name, lambda chunks, cache: part(Tables.of(chunks, cache), cache), part, reads_codes)
 
 
 @dataclass(frozen=True)
@@ -309,4 +313,4 @@ def _prompt(
     return out[0].transpose(0, 1).to(q.dtype)
 
 
-PRODUCTS = InPlace("blocks-in-place", _plan_products)
+PRODUCTS = InPlace("blocks-in-place", _plan_products, reads_codes=True)

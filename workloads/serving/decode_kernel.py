@@ -6,6 +6,9 @@ every multiprocessor busy (split-KV): a program computes one share of one row an
 `merge_splits` adds the shares up by the logarithms of their sums. Nothing is gathered, and what is read is a sequence's own
 length, rounded up to a tile.
 
+A cache of codes (`kvcodes.py`) is read as codes, which are exact in any dtype that is multiplied here: a slot's scale goes to
+its score and to its weight, and what int4 adds to all numbers of a slot is one more sum.
+
 This module needs Triton, a C compiler and a GPU; only `probe.choose_in_place` imports it. With `TRITON_INTERPRET=1` the same
 code runs on a CPU, for tests.
 """
@@ -32,9 +35,26 @@ PROGRAMS_PER_PROCESSOR = 4
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _numbers(pool, slot, number, stored, like, DIM: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What slots hold, or their codes as numbers of the dtype of `like`."""
+    if BITS == 4:
+        half = DIM // 2
+        at = (slot * half)[:, None] + (number % half)[None, :]
+        both = tl.load(pool + at, mask=stored, other=0)
+        shift = tl.where(number < half, 0, 4).to(tl.uint8)
+        found = ((both >> shift[None, :]) & 15).to(like.dtype)
+    else:
+        found = tl.load(pool + (slot * DIM)[:, None] + number[None, :], mask=stored, other=0)
+        if BITS == 8:
+            found = found.to(like.dtype)
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _attend_shares(  # type: ignore[no-untyped-def]
     queries,
     pool,
+    terms,
     tables,
     lengths,
     mixed,
@@ -43,8 +63,8 @@ def _attend_shares(  # type: ignore[no-untyped-def]
     splits,
     columns,
     block_stride,
-    key_origin,
-    value_origin,
+    key_plane,
+    value_plane,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     PADDED_GROUP: tl.constexpr,
@@ -52,6 +72,7 @@ def _attend_shares(  # type: ignore[no-untyped-def]
     PADDED_DIM: tl.constexpr,
     SLOTS: tl.constexpr,
     TILE: tl.constexpr,
+    BITS: tl.constexpr,
 ) -> None:
     """One share of one row's context, for the queries of one key-value head: their mixture of values, and the logarithm
     of their sum of weights (-inf where the share lies behind the context)."""
@@ -71,17 +92,32 @@ def _attend_shares(  # type: ignore[no-untyped-def]
     for start in range(first, last, TILE):
         token = start + tl.arange(0, TILE)
         block = tl.load(tables + row * columns + token // SLOTS, mask=token < last, other=0)
-        place = block.to(tl.int64) * block_stride + (head * SLOTS + token % SLOTS) * DIM
-        stored = (token < last)[:, None] & (number < DIM)[None, :]
-        keys = tl.load(pool + key_origin + place[:, None] + number[None, :], mask=stored, other=0.0)
+        slot = block.to(tl.int64) * block_stride + head * SLOTS + token % SLOTS
+        seen = token < last
+        stored = seen[:, None] & (number < DIM)[None, :]
+        at_key, at_value = key_plane + slot, value_plane + slot
+        keys = _numbers(pool, at_key, number, stored, asked, DIM, BITS)
         scores = tl.dot(asked, tl.trans(keys), input_precision="ieee")
+        if BITS == 8:
+            scores *= tl.load(terms + at_key, mask=seen, other=0.0).to(tl.float32)[None, :]
+        if BITS == 4:
+            scores *= tl.load(terms + 2 * at_key, mask=seen, other=0.0).to(tl.float32)[None, :]
+            added = tl.load(terms + 2 * at_key + 1, mask=seen, other=0.0).to(tl.float32)
+            scores += tl.sum(asked.to(tl.float32), 1)[:, None] * added[None, :]
         scores = tl.where((token < last)[None, :], scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, 1))
         weights = tl.exp(scores - higher[:, None])
         kept = tl.exp(peak - higher)
-        values = tl.load(pool + value_origin + place[:, None] + number[None, :], mask=stored, other=0.0)
+        values = _numbers(pool, at_value, number, stored, asked, DIM, BITS)
         total = total * kept + tl.sum(weights, 1)
-        sums = sums * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        sums = sums * kept[:, None]
+        if BITS == 4:
+            added = tl.load(terms + 2 * at_value + 1, mask=seen, other=0.0).to(tl.float32)
+            sums += tl.sum(weights * added[None, :], 1)[:, None]
+            weights *= tl.load(terms + 2 * at_value, mask=seen, other=0.0).to(tl.float32)[None, :]
+        if BITS == 8:
+            weights *= tl.load(terms + at_value, mask=seen, other=0.0).to(tl.float32)[None, :]
+        sums += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         peak = higher
     shown = tl.where(total > 0, total, 1.0)
     out = (row * splits + split) * HEADS + head * GROUP + query
@@ -157,13 +193,14 @@ class KernelDecode:
     def attend(self, layer: int, q: torch.Tensor, cache: KvCache) -> torch.Tensor:
         """As `DecodePart.attend`."""
         rows, heads, width = q.shape
-        pool, kv_heads, slots = cache.pool, cache.shape.kv_heads, cache.shape.block_tokens
-        plane = kv_heads * slots * width
+        shape = cache.shape
+        kv_heads, slots = shape.kv_heads, shape.block_tokens
         mixed = torch.empty((rows, self.splits, heads, width), dtype=torch.float32, device=q.device)
         log_sums = torch.empty((rows, self.splits, heads), dtype=torch.float32, device=q.device)
         _attend_shares[(rows, kv_heads, self.splits)](
             q.contiguous(),
-            pool,
+            cache.pool,
+            cache.pool if cache.terms is None else cache.terms,
             self.tables.blocks,
             self.tables.lengths,
             mixed,
@@ -171,9 +208,9 @@ class KernelDecode:
             self.share,
             self.splits,
             self.tables.blocks.shape[1],
-            pool.stride(0),
-            2 * layer * plane,
-            (2 * layer + 1) * plane,
+            shape.runs_per_block * slots,
+            2 * layer * kv_heads * slots,
+            (2 * layer + 1) * kv_heads * slots,
             HEADS=heads,
             GROUP=heads // kv_heads,
             PADDED_GROUP=max(LEAST_QUERIES, triton.next_power_of_2(heads // kv_heads)),
@@ -181,6 +218,7 @@ class KernelDecode:
             PADDED_DIM=max(LEAST_QUERIES, triton.next_power_of_2(width)),
             SLOTS=slots,
             TILE=TILE,
+            BITS=0 if shape.form is None else shape.form.bits,
             num_stages=STAGES,
         )
         return merge_splits(mixed, log_sums, torch.empty_like(q, memory_format=torch.contiguous_format))
@@ -197,4 +235,4 @@ def _programs(device: torch.device) -> int:
     return PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-KERNEL = InPlace.of_tables("split-kv-kernel", _part)
+KERNEL = InPlace.of_tables("split-kv-kernel", _part, reads_codes=True)

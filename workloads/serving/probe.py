@@ -133,12 +133,12 @@ def choose_in_place(
     if device.type == "cpu":
         trial = try_blocks(shape, heads)
         return (PRODUCTS if trial.max_error < TOLERANCE[shape.dtype] else None), [trial]
-    if shape.form is not None:  # none of them reads codes
-        return None, []
     best, shortest, trials = None, float("inf"), []
     for name, find in GPU_WAYS.items():
         try:
             way = find()
+            if shape.form is not None and not way.reads_codes:
+                continue
             error = try_blocks(shape, heads, way=way, device=device).max_error
             within, gathered = time_decoding(shape, heads, device, way, gathering, *TIMED)
         except Exception as problem:  # of torch, Triton, its compiler or the driver: any kind
