@@ -1,13 +1,15 @@
-"""The longest sequence that trains under one `deviceMemory`, with activations kept and recomputed.
+"""The longest sequence that trains under one `deviceMemory`, with activations kept and recomputed, and with logits in tiles.
 
     python benchmarks/training_recompute.py --output benchmarks/results/training_recompute.json
+    python benchmarks/training_recompute.py --cases tiled --rounds 3      only what tiles add to recomputation
 
 For each model the engine's own plan (fake tensors, nothing allocated) finds the longest sequence that fits both ways.
 Both are then trained for real at that length, and the measured peak is compared with the planned one. At the longest
 sequence of kept activations four ways train the same tokens turn by turn, so the load of the machine meets all alike:
 the engine, kept and recomputed, and plain `transformers` with fused AdamW, without and with
 `gradient_checkpointing_enable`. Reported are medians of seconds and CPU seconds per step. At the longest sequence of
-recomputed activations the engine and `transformers` with checkpointing are compared in the same way.
+recomputed activations the engine and `transformers` with checkpointing are compared in the same way. Tiles
+(`loss: tiled`) are compared with the whole at the longest sequence of recomputation, and trained at their own longest.
 
 Peaks count what torch allocates for weights, gradients, optimizer and activations, not the scratch memory of kernels.
 """
@@ -36,6 +38,7 @@ from busbar.workloads.training.layouts import first_that_fits
 from busbar.workloads.training.model import measure_demand, open_model
 from busbar.workloads.training.packing import Packed
 from busbar.workloads.training.plan import KEEP, RECOMPUTE, Demand, MemoryLimits
+from busbar.workloads.training.settings import TILED, WHOLE
 from busbar.workloads.training.trainer import Trainer
 
 CPU, POSITIONS, MIB = torch.device("cpu"), 65_536, 2**20
@@ -64,7 +67,7 @@ class Case:
         self.limits = MemoryLimits(limit_mib * MIB, None, device_is_host=True)
         self.demand = cache(self._demand)
 
-    def spec(self, tokens: int, activations: str) -> Any:
+    def spec(self, tokens: int, activations: str, loss: str = WHOLE) -> Any:
         return parse_engine(
             {
                 "model": {"config": dict(self.config)},
@@ -76,29 +79,32 @@ class Case:
                 "mode": "resident",
                 "deviceMemory": f"{self.limit_mib}Mi",
                 "activations": activations,
+                "loss": loss,
             }
         )
 
-    def _demand(self, tokens: int, activations: str) -> Demand:
-        asked = self.spec(tokens, activations)
+    def _demand(self, tokens: int, activations: str, loss: str = WHOLE) -> Demand:
+        asked = self.spec(tokens, activations, loss)
         return measure_demand(open_model(asked, None, self.vocabulary, 0), asked, CPU)
 
-    def longest(self, activations: str) -> int:
+    def longest(self, activations: str, loss: str = WHOLE) -> int:
         good, bad = 8, POSITIONS + 1
         while bad - good > 1:
             middle = (good + bad) // 2
-            fits = first_that_fits(self.demand(middle, activations), self.limits, "resident")
+            fits = first_that_fits(self.demand(middle, activations, loss), self.limits, "resident")
             good, bad = (middle, bad) if fits else (good, middle)
-            progress(f"longest sequence with activations {activations}: between {good} and {bad}")
+            progress(
+                f"longest sequence with activations {activations}, loss {loss}: between {good} and {bad}"
+            )
         return good
 
     def data(self, tokens: int) -> Packed:
         found = np.random.default_rng(5).integers(0, self.vocabulary, tokens * 64).astype(np.uint32)
         return Packed.cut(found, tokens, 0, 1)
 
-    def engine(self, tokens: int, activations: str) -> tuple[Step, Trainer]:
-        asked = self.spec(tokens, activations)
-        plan = make_plan(self.demand(tokens, activations), self.limits, "resident")
+    def engine(self, tokens: int, activations: str, loss: str = WHOLE) -> tuple[Step, Trainer]:
+        asked = self.spec(tokens, activations, loss)
+        plan = make_plan(self.demand(tokens, activations, loss), self.limits, "resident")
         assert plan.activations == activations
         trainer, data = (
             Trainer(asked, open_model(asked, None, self.vocabulary, 0), plan, CPU),
@@ -178,6 +184,37 @@ def ratio(rows: Mapping[str, Any], one: str, other: str) -> dict[str, float]:
     return {name: round(rows[one][field] / rows[other][field], 3) for name, field in fields.items()}
 
 
+def run_tiled(name: str, case: Case, rounds: int) -> dict[str, Any]:
+    """What tiles add to recomputation."""
+    sys.stderr.write(f"\n{name}, tiles\n")
+    recomputed, tiled = case.longest(RECOMPUTE), case.longest(RECOMPUTE, TILED)
+    whole, whole_trainer = case.engine(recomputed, RECOMPUTE)
+    in_tiles, tiled_trainer = case.engine(recomputed, RECOMPUTE, TILED)
+    rows, losses = measure({"whole": whole, "tiled": in_tiles}, rounds)
+    rows["whole"] |= peaks(whole_trainer)
+    rows["tiled"] |= peaks(tiled_trainer)
+    for trainer in (whole_trainer, tiled_trainer):
+        trainer.close()
+    del whole, in_tiles, whole_trainer, tiled_trainer, trainer
+    longest, trainer = case.engine(tiled, RECOMPUTE, TILED)
+    at_longest, _ = measure({"tiled": longest}, 1)
+    at_longest["tiled"] |= peaks(trainer)
+    trainer.close()
+    return {
+        "model": case.config | {"vocab_size": case.vocabulary},
+        "deviceMemoryBytes": case.limit_mib * MIB,
+        "longestRecomputed": recomputed,
+        "longestTiled": tiled,
+        "longestRatio": round(tiled / recomputed, 3),
+        "largestDifferenceOfLosses": max(
+            abs(a - b) for a, b in zip(losses["whole"], losses["tiled"], strict=True)
+        ),
+        "atLongestRecomputed": rows,
+        "tiledToWhole": ratio(rows, "tiled", "whole"),
+        "atLongestTiled": at_longest,
+    }
+
+
 def run_case(name: str, case: Case, rounds: int) -> dict[str, Any]:
     sys.stderr.write(f"\n{name}\n")
     kept, recomputed = case.longest(KEEP), case.longest(RECOMPUTE)
@@ -235,13 +272,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--cases", choices=("all", "tiled", "activations"), default="all", help="which comparisons"
+    )
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     import transformers
 
-    document = {
-        "command": f"python benchmarks/training_recompute.py --rounds {given.rounds} --threads {given.threads}",
+    document: dict[str, Any] = {
+        "command": f"python benchmarks/training_recompute.py --cases {given.cases} --rounds {given.rounds} "
+        f"--threads {given.threads}",
         "date": datetime.now(UTC).date().isoformat(),
         "machine": f"{platform.machine()}, {given.threads} threads",
         "versions": {
@@ -249,8 +290,11 @@ def main() -> None:
             "transformers": transformers.__version__,
             "python": platform.python_version(),
         },
-        "cases": {name: run_case(name, Case(*case), given.rounds) for name, case in CASES.items()},
     }
+    if given.cases != "tiled":
+        document["cases"] = {name: run_case(name, Case(*case), given.rounds) for name, case in CASES.items()}
+    if given.cases != "activations":
+        document["tiles"] = {name: run_tiled(name, Case(*case), given.rounds) for name, case in CASES.items()}
     text = json.dumps(document, indent=2) + "\n"
     if given.output is not None:
         given.output.write_text(text)

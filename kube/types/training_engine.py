@@ -52,6 +52,13 @@ class Activations(StrEnum):
     SWAP = "swap"
 
 
+class LossForm(StrEnum):
+    """How much of a micro-batch's logits exists at a time."""
+
+    WHOLE = "whole"
+    TILED = "tiled"
+
+
 class UpdateSchedule(StrEnum):
     """Whether the next forward pass runs beside the optimizer's updates."""
 
@@ -443,6 +450,12 @@ class TrainingEngine(SpecModel):
         default=Activations.AUTO,
         description="keep holds the activations of a micro-batch until backward; recompute holds only the inputs of the "
         "blocks and computes the rest again, with equal results in about 4/3 of the time; auto keeps them where they fit.",
+    )
+    loss: LossForm = Field(
+        default=LossForm.WHOLE,
+        description="whole has all logits of a micro-batch at once; tiled those of 256 tokens at a time, which backward "
+        "computes again: for long sequences and large vocabularies. Its sums are rounded differently, and equal on every "
+        "placement.",
     )
     schedule: UpdateSchedule = Field(
         default=UpdateSchedule.AUTO,

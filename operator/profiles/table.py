@@ -141,6 +141,7 @@ def workload(job: TrainingJob) -> Workload:
         dtype=engine.dtype.value,
         activations=engine.activations.value,
         freeze=tuple(engine.freeze or ()),
+        loss=engine.loss.value,
     )
     try:
         model = ModelShape.from_config(_config(engine))

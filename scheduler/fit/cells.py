@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from ..model.table import Cell, Source
 from .accelerators import Accelerator, accelerator
-from .memory import ALONE, AUTO, Gang, decided, memory
+from .memory import ALONE, AUTO, WHOLE, Gang, decided, memory
 from .model import BatchShape, ModelShape
 from .speed import speed_limit, tokens_per_s
 
@@ -25,6 +25,8 @@ def workload_class(model: ModelShape, batch: BatchShape, optimizer: str = "AdamW
     shape = asdict(batch)
     if shape["activations"] == AUTO:
         del shape["activations"]
+    if shape["loss"] == WHOLE:
+        del shape["loss"]
     shape["freeze"] = sorted(set(batch.freeze))
     if not batch.freeze:
         del shape["freeze"]

@@ -43,6 +43,8 @@ from .model import BatchShape, ModelShape
 PARAMETER_OFFLOAD = "parameter-offload"
 MODES = ("resident", "optimizer-offload", PARAMETER_OFFLOAD)
 AUTO, KEEP, RECOMPUTE = "auto", "keep", "recompute"  # activations
+WHOLE, TILED = "whole", "tiled"  # logits
+TILE_TOKENS = 256
 RUNTIME_BYTES = 600 * 2**20
 """Driver context, libraries and allocator slack on a GPU; the plan does not count them."""
 _MIN_CHUNK, _MAX_CHUNK = 64 * 1024, 32 * 2**20
@@ -98,10 +100,16 @@ def state_bytes(batch: BatchShape) -> int:
     return 8 if batch.dtype == "float32" else 10
 
 
+def logit_rows(batch: BatchShape) -> int:
+    """Tokens whose logits exist at a time."""
+    tokens = batch.micro_batch * batch.sequence_length
+    return min(tokens, TILE_TOKENS) if batch.loss == TILED else tokens
+
+
 def activations(model: ModelShape, batch: BatchShape) -> int:
     """Bytes that forward and backward of one micro-batch keep alive."""
     tokens = batch.micro_batch * batch.sequence_length
-    logits = 4 * tokens * model.vocabulary
+    logits = 4 * logit_rows(batch) * model.vocabulary
     element = tokens * batch.weight_bytes
     block = element * (
         (14 if batch.dtype == "float32" else 16) * model.hidden + 3 * model.active_intermediate

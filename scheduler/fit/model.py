@@ -116,6 +116,8 @@ class BatchShape:
     """Those inside a block, until backward: "keep", "recompute", or "auto", which keeps them where they fit."""
     freeze: tuple[str, ...] = ()
     """Patterns of the names of parameters that are not trained."""
+    loss: str = "whole"
+    """"whole", or "tiled": the logits of `TILE_TOKENS` tokens exist at a time, and are computed twice."""
 
     @property
     def weight_bytes(self) -> int:

@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from .accelerators import Accelerator
 from .frozen import frozen_parameters
-from .memory import KEEP, PARAMETER_OFFLOAD, RECOMPUTE, state_bytes
+from .memory import KEEP, PARAMETER_OFFLOAD, RECOMPUTE, TILED, WHOLE, state_bytes
 from .model import BatchShape, ModelShape
 from .timeline import GroupWork, Rates, StreamedBlock, step_time, streamed_step_time
 
@@ -129,6 +129,12 @@ def speed_limit(model: ModelShape, device: Accelerator, accelerators: float = 1.
     return device.tflops * 1e12 * accelerators / (2 * model.layers * model.active_layer_parameters)
 
 
+def tiles_ratio(model: ModelShape, batch: BatchShape) -> float:
+    """How many times the computation of a step takes with logits in tiles."""
+    whole, tiled = (_flops_per_token(model, replace(batch, loss=each)) for each in (WHOLE, TILED))
+    return tiled / whole
+
+
 def again_ratio(model: ModelShape, batch: BatchShape) -> float:
     """How many times the computation of a step takes with recomputed activations."""
     kept, again = (_flops_per_token(model, replace(batch, activations=each)) for each in (KEEP, RECOMPUTE))
@@ -137,6 +143,7 @@ def again_ratio(model: ModelShape, batch: BatchShape) -> float:
 
 def _flops_per_token(model: ModelShape, batch: BatchShape) -> int:
     again = 2 * model.layers * model.active_layer_parameters if batch.activations == RECOMPUTE else 0
+    again += 2 * model.hidden * model.vocabulary if batch.loss == TILED else 0
     return 6 * model.active_parameters - 2 * frozen_parameters(model, batch.freeze) + again
 
 

@@ -52,6 +52,7 @@ def engine_job() -> JSON:
                 "dtype": "float32",
                 "mode": "optimizer-offload",
                 "activations": "recompute",
+                "loss": "tiled",
                 "schedule": "gated",
                 "freeze": ["model.embed_tokens.*", "model.layers.[0-3].*"],
                 "state": "exact",

@@ -14,6 +14,7 @@ from tests.training.small import GPT2, LLAMA, SEQUENCE, VOCABULARY, engine
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from busbar.workloads.training import plan as plan_module
+from busbar.workloads.training import tiled_loss
 from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.division import divide, micro_batch_seed
 from busbar.workloads.training.errors import InvalidJob
@@ -95,6 +96,12 @@ DIVIDED: dict[str, dict[str, Any]] = {  # what the ranks divide beside the optim
         freeze=["lm_head.*", "model.layers.0.*"], parallelism={**FIXED, "sharding": "parameters"}
     ),
 }
+TILES: dict[str, dict[str, Any]] = {
+    f"{sharding}, tiles, rows with nothing to learn": case(
+        loss="tiled", seed=11, parallelism={**FIXED, "sharding": sharding}
+    )
+    for sharding in ("optimizer", "parameters")
+}
 ADAPTER = case(
     model={"uri": "pvc://base"},
     tokenizer={"uri": "pvc://base"},
@@ -134,6 +141,7 @@ def train_in_gang(
 def train(ranks: Ranks, documents: dict[str, dict[str, Any]], base: Path | None = None) -> dict[str, Any]:
     """Losses, weights and memory of each case."""
     plan_module.MIN_CHUNK = 4096
+    tiled_loss.TILE = 20
     found = {}
     for name, document in documents.items():
         trainer = make_trainer(document, ranks, base if "uri" in document["model"] else None)
@@ -224,7 +232,7 @@ def plainly(name: str, document: dict[str, Any]) -> tuple[list[float], dict[str,
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory, base: Path) -> list[Any]:
-    documents = {**CASES, **DIVIDED, "adapter": ADAPTER, "fast": engine(steps=STEPS, **FAST)}
+    documents = {**CASES, **DIVIDED, **TILES, "adapter": ADAPTER, "fast": engine(steps=STEPS, **FAST)}
     for sharding in SHARDINGS:
         documents[f"fast, {sharding}"] = engine(
             steps=STEPS, parallelism={"sharding": sharding}, **FAST_DIVIDED
@@ -234,7 +242,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, base: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory, base: Path) -> list[Any]:
-    documents = {**CASES, **DIVIDED, "adapter": ADAPTER}
+    documents = {**CASES, **DIVIDED, **TILES, "adapter": ADAPTER}
     return run_gang(4, train_in_gang, (documents, base), tmp_path_factory.mktemp("four"))
 
 
@@ -254,6 +262,20 @@ def test_one_two_and_four_ranks_equal_a_plain_loop_in_fixed_order(
                 continue
             assert [key for key in weights if not torch.equal(found[name][1][key], weights[key])] == []
             assert list(map(repr, found[name][3])) == list(map(repr, alone[name][3]))  # nan is nan
+
+
+@pytest.mark.parametrize("name", TILES)
+def test_tiles_have_the_same_bits_on_one_two_and_four_ranks(
+    name: str, two: list[Any], four: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    monkeypatch.setattr(tiled_loss, "TILE", 20)
+    alone = train(Alone(), {name: TILES[name]})[name]
+    for world in (two, four):
+        for rank, found in enumerate(world):
+            assert found[name][0] == alone[0]
+            if rank == 0 or name.startswith("optimizer"):
+                assert all(torch.equal(found[name][1][key], alone[1][key]) for key in alone[1])
 
 
 def test_an_adapter_has_the_same_bits_on_one_two_and_four_ranks(

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from busbar.workloads.training.groups import blocks
 from busbar.workloads.training.recompute import buffer_versions, recompute_blocks
+from busbar.workloads.training.tiled_loss import loss_of
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -129,8 +130,8 @@ def peak_activation_bytes(
 def _peak_of_training(model: torch.nn.Module, tokens: torch.Tensor) -> int:
     with LiveBytes([*known_tensors(model), tokens]) as count:
         there, wanted = tokens.clone(), tokens.clone()  # as they are brought to a GPU
-        loss = model(input_ids=there, labels=wanted, use_cache=False).loss * 1.0
-        loss.backward()
+        loss = loss_of(model, there, wanted) * 1.0
+        loss.backward()  # type: ignore[no-untyped-call]
         del loss
     peak: int = count.peak
     return peak

@@ -23,6 +23,7 @@ from busbar.workloads.training.encoding import Encode
 from busbar.workloads.training.ngram import Runs, ngram_bits
 from busbar.workloads.training.packing import TOKEN, Tokens
 from busbar.workloads.training.rows import Row, text_row
+from busbar.workloads.training.tiled_loss import token_losses
 
 MAX_BYTES = 192 * 1024
 MAX_COUNTED_BYTES = 64 * 2**20  # of training text, for the n-grams
@@ -203,12 +204,3 @@ def _score(
             own = own[torch.tensor(learned[scored:end], device=device)]
         total += float(own.sum())
     return total
-
-
-def token_losses(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """Loss of each token but the first, as float64, of a batch [rows, length]."""
-    logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
-    wanted = tokens[:, 1:]
-    # Flat: the form with a class dimension in the middle has no repeatable kernel on a GPU.
-    flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none")
-    return flat.view(wanted.shape).double()

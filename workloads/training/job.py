@@ -25,6 +25,7 @@ from busbar.kube.types.training_engine import DataSource as DataFields
 from busbar.kube.types.training_job import TrainingJob
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.settings import (
+    WHOLE,
     AdamW,
     Adapter,
     Batch,
@@ -40,6 +41,7 @@ from busbar.workloads.training.settings import (
 BUILTIN_CORPORA = ("builtin://python-stdlib",)
 DEFAULT_EVERY_STEPS = 50
 DEFAULT_ORDER, DEFAULT_SHARDING = Order.FAST.value, Sharding.OPTIMIZER.value
+DEFAULTS = (("parallelism.order", DEFAULT_ORDER), ("loss", WHOLE))
 # Fields that change nothing in the numbers by design, and two for which a checkpoint has a place of its own.
 _NEUTRAL = {
     "mode",
@@ -117,7 +119,7 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         for path, value in _flat(wire)
         if path not in _NEUTRAL
         and path.partition(".")[0] not in _NEUTRAL
-        and (path, value) != ("parallelism.order", DEFAULT_ORDER)  # as if it were left out
+        and (path, value) not in DEFAULTS  # as if they were left out
     }
     patterns = tuple(sorted(set(engine.freeze or ())))
     if patterns:
@@ -151,6 +153,7 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         adapter=None if engine.adapter is None else _adapter(engine.adapter),
         freeze=patterns,
         activations=engine.activations.value,
+        loss=engine.loss.value,
         schedule=engine.schedule.value,
         order=DEFAULT_ORDER if engine.parallelism is None else engine.parallelism.order.value,
         sharding=DEFAULT_SHARDING if engine.parallelism is None else engine.parallelism.sharding.value,

@@ -16,13 +16,13 @@ from busbar.workloads.training.activations import peak_activation_bytes
 from busbar.workloads.training.block_slots import frozen_in_blocks, shares_blocks
 from busbar.workloads.training.division import FIXED, divide
 from busbar.workloads.training.errors import InvalidJob, listed
-from busbar.workloads.training.evaluation import token_losses
 from busbar.workloads.training.freeze import freeze, frozen
 from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.plan import RECOMPUTE, Demand, aligned
 from busbar.workloads.training.saved_model import FIELD, check_files, vectors
-from busbar.workloads.training.settings import Adapter, EngineSpec
+from busbar.workloads.training.settings import TILED, Adapter, EngineSpec
 from busbar.workloads.training.state_file import is_finite
+from busbar.workloads.training.tiled_loss import tile, token_losses
 
 _PROBE_TOKENS = 8
 _BRIEF = 300  # characters
@@ -39,6 +39,7 @@ class ModelRecipe:
     seed: int
     adapter: Adapter | None = None
     freeze: tuple[str, ...] = ()
+    tiled: bool = False
 
     def empty(self) -> torch.nn.Module:
         """The architecture with arbitrary weights (also under fake tensors), without an adapter."""
@@ -53,7 +54,10 @@ class ModelRecipe:
         torch.manual_seed(self.seed)
         model = self.empty() if self.folder is None else self._load(self.folder)
         freeze(model, self.freeze)
-        return model if self.adapter is None else adapters.attach(model, self.adapter, self.seed)
+        return self._tiled(model if self.adapter is None else adapters.attach(model, self.adapter, self.seed))
+
+    def _tiled(self, model: torch.nn.Module) -> torch.nn.Module:
+        return tile(model) if self.tiled else model
 
     def shadow(self, device: torch.device) -> Callable[[], torch.nn.Module]:
         """Makes the model to train under fake tensors. Raises InvalidJob."""
@@ -61,12 +65,12 @@ class ModelRecipe:
             return self._empty_frozen
         with torch.device("meta"):
             model = adapters.attach(self.empty(), self.adapter, self.seed)
-        return lambda: adapters.on_device(model, device)
+        return lambda: self._tiled(adapters.on_device(model, device))
 
     def _empty_frozen(self) -> torch.nn.Module:
         model = self.empty()
         freeze(model, self.freeze)
-        return model
+        return self._tiled(model)
 
     def _load(self, folder: Path) -> torch.nn.Module:
         """The saved weights: all that the model needs, in its shapes, and no others."""
@@ -152,7 +156,9 @@ def open_model(spec: EngineSpec, folder: Path | None, vocab_size: int, end_of_te
         raise InvalidJob(where, f"describes a {config.model_type} model without {lacking}", "correct it")
     if size < vocab_size:
         raise InvalidJob(where, f"vocab_size {size} is less than the tokenizer's {vocab_size}", "raise it")
-    return ModelRecipe(config, folder, DTYPES[spec.dtype], spec.seed, spec.adapter, spec.freeze)
+    return ModelRecipe(
+        config, folder, DTYPES[spec.dtype], spec.seed, spec.adapter, spec.freeze, spec.loss == TILED
+    )
 
 
 def _check_fields(config: Any, given: Mapping[str, Any], where: str) -> None:

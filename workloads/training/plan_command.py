@@ -144,10 +144,11 @@ def answer_for(
         copied: the state is copied into the pod's memory.
     """
     from busbar.scheduler.fit import BatchShape, unknown_patterns
-    from busbar.scheduler.fit.speed import again_ratio, hiding_tokens
+    from busbar.scheduler.fit.speed import again_ratio, hiding_tokens, tiles_ratio
     from busbar.workloads.training.division import divide
     from busbar.workloads.training.longest import longest_sequences
     from busbar.workloads.training.plan import COPIES
+    from busbar.workloads.training.settings import TILED, WHOLE
 
     batch = BatchShape(
         spec.batch.sequences,
@@ -156,6 +157,7 @@ def answer_for(
         spec.dtype,
         spec.activations,
         spec.freeze,
+        spec.loss,
     )
     shape, positions = _shape(spec, claims)
     division = divide(spec.batch.sequences, spec.batch.micro_batch, pods, spec.order)
@@ -188,6 +190,12 @@ def answer_for(
             "keptBytes": demand.activation_bytes,
             "recomputedBytes": demand.recompute_bytes,
             "computeRatio": again_ratio(shape, batch),
+        },
+        "logits": {
+            "asked": spec.loss,
+            "wholeBytes": _logit_bytes(shape, replace(batch, loss=WHOLE)),
+            "tiledBytes": _logit_bytes(shape, replace(batch, loss=TILED)),
+            "computeRatio": tiles_ratio(shape, batch),
         },
         "modes": modes,
         "hidingTokens": hiding_tokens(shape, batch, machine.accelerator),
@@ -237,7 +245,7 @@ def demand_of(
     parameters whose sizes are known from their names. Raises InvalidJob where nothing is left.
     """
     from busbar.scheduler.fit import freezes_all, frozen_parts
-    from busbar.scheduler.fit.memory import activations
+    from busbar.scheduler.fit.memory import activations, logit_rows
     from busbar.workloads.training import adapter_size
     from busbar.workloads.training.errors import InvalidJob
     from busbar.workloads.training.plan import KEEP, RECOMPUTE, Demand, GroupSize
@@ -257,7 +265,7 @@ def demand_of(
             "leaves nothing to train, as its patterns match every parameter",
             "take one of them out",
         )
-    evaluation = 8 * batch.micro_batch * batch.sequence_length * shape.vocabulary  # logits, and their softmax
+    evaluation = 8 * logit_rows(batch) * shape.vocabulary  # logits, and their softmax
     kept, recomputed = (activations(shape, replace(batch, activations=way)) for way in (KEEP, RECOMPUTE))
     demand = Demand(
         groups or (GroupSize("head", _grain(1)),),  # biases
@@ -354,6 +362,8 @@ def as_text(answer: Mapping[str, Any]) -> str:
         rows.append(_row(f"{name}{' *' if name == answer['mode'] else ''}", mode))
     rows.append("* the job's mode. Speeds are predicted from data sheets and not measured.")
     rows.append(_activations(answer["activations"]))
+    if answer["logits"]["tiledBytes"] < answer["logits"]["wholeBytes"]:
+        rows.append(_logits(answer["logits"]))
     if answer["hidingTokens"] and answer["modes"][PARAMETER_OFFLOAD]["fits"]:
         rows.append(
             f"In {PARAMETER_OFFLOAD} a micro-batch of {answer['hidingTokens']:,} tokens hides the link to the host."
@@ -398,6 +408,21 @@ def _activations(answer: Mapping[str, Any]) -> str:
     return (
         f"Activations (now {answer['asked']}) take {kept} if they are kept, and {recomputed} if they are recomputed, with "
         f"{answer['computeRatio']:.2f} times the computation."
+    )
+
+
+def _logit_bytes(shape: ModelShape, batch: BatchShape) -> int:
+    """Logits that exist at a time, their softmax and their gradient."""
+    from busbar.scheduler.fit.memory import logit_rows
+
+    return 12 * logit_rows(batch) * shape.vocabulary
+
+
+def _logits(answer: Mapping[str, Any]) -> str:
+    whole, tiled = _size(answer["wholeBytes"]), _size(answer["tiledBytes"])
+    return (
+        f"Of them logits (now {answer['asked']}) take {whole} at the end of the forward pass as a whole, and {tiled} tiled, with "
+        f"{answer['computeRatio']:.2f} times the computation and other roundings."
     )
 
 

@@ -517,6 +517,7 @@ def _workload_class(config: dict[str, Any], spec: EngineSpec) -> str:
         spec.dtype,
         spec.activations,
         spec.freeze,
+        spec.loss,
     )
     try:
         whole = workload_class(ModelShape.from_config(config), batch)

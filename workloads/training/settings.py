@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 GATED, BLOCKING = "gated", "blocking"
+WHOLE, TILED = "whole", "tiled"
 OPTIMIZER, GRADIENTS, PARAMETERS = "optimizer", "gradients", "parameters"  # ZeRO stages 1, 2 and 3
 
 
@@ -127,6 +128,7 @@ class EngineSpec:
     adapter: Adapter | None = None  # None: the model's own weights are trained
     freeze: tuple[str, ...] = ()  # patterns of names of those that are not (see `freeze`)
     activations: str = "auto"  # auto | keep | recompute (see `recompute`)
+    loss: str = WHOLE  # whole | tiled: how logits exist (see `tiled_loss`)
     schedule: str = (
         "auto"  # auto | gated | blocking: whether updates run beside the next forward pass (see `gates`)
     )

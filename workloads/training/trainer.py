@@ -22,6 +22,7 @@ from functools import partial
 import torch
 
 from busbar.workloads.machine.streams import CallerStream, Streams, open_streams
+from busbar.workloads.training import tiled_loss
 from busbar.workloads.training.activations import LiveBytes, known_tensors
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.block_slots import BlockSlots
@@ -42,6 +43,7 @@ from busbar.workloads.training.recompute import recompute_blocks
 from busbar.workloads.training.settings import OPTIMIZER, EngineSpec
 from busbar.workloads.training.snapshot import Snapshot
 from busbar.workloads.training.spread import Spread
+from busbar.workloads.training.tiled_loss import loss_of, run_forward
 
 Scale = Callable[[torch.Tensor], torch.Tensor]  # of a micro-batch's mean loss to its share of the step's
 MicroBatch = tuple[torch.Tensor, torch.Tensor, Scale]  # tokens, labels, scale
@@ -103,6 +105,7 @@ class Trainer:
             again = plan.activations == RECOMPUTE
             self.peers = PeerSlots(self.model, self.groups, ranks, self.device_arena, recomputes=again)
         check_causal(self.model, recipe.config.vocab_size)
+        tiled_loss.check(self.model, recipe.config.vocab_size)
         if self.blocks is not None:
             self.blocks.reset()
         elif self.peers is None and plan.activations == RECOMPUTE:
@@ -207,7 +210,7 @@ class Trainer:
             shape = self.spec.batch.micro_batch, self.spec.data.sequence_length
             with torch.no_grad():
                 tokens = torch.zeros(shape, dtype=torch.long, device=self.device)
-                self.model(input_ids=tokens, use_cache=False)
+                run_forward(self.model, tokens)
         self.gates.reach_all()
 
     def gather_whole(self) -> None:
@@ -238,7 +241,7 @@ class Trainer:
         """A micro-batch's share of the step's loss."""
         there = tokens.to(self.device)
         wanted = there if labels is tokens else labels.to(self.device)
-        return scale(self.model(input_ids=there, labels=wanted, use_cache=False).loss)
+        return scale(loss_of(self.model, there, wanted))
 
     def _micro_batch(self, tokens: torch.Tensor, labels: torch.Tensor, scale: Scale) -> torch.Tensor:
         loss = self.loss(tokens, labels, scale)
