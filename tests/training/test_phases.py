@@ -6,6 +6,7 @@ needs no right to make one. It is set anew at the beginning of each phase, to th
 
 from __future__ import annotations
 
+import ctypes
 import io
 import json
 import os
@@ -25,6 +26,7 @@ from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, lay_out_s
 from busbar.workloads.training.tokenizer import train_tokenizer
 
 MIB = 2**20
+M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 ALLOWANCE = (
     72 * MIB
 )  # torch's first step (libraries, threads' stacks, packed matrices); part of the plan's reserve
@@ -41,6 +43,9 @@ def _train(document: dict[str, Any], claims: Path) -> None:
     from busbar.workloads.training.status import Status
 
     threading.stack_size(256 * 1024)
+    # Without a fixed threshold glibc keeps freed pieces of up to 32 MiB in its heaps, by chance none or one: 57 or 74 MiB
+    # above the plan were measured for the same step, and 47 to 48 with it.
+    assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MIB)
     base: list[int] = []
     make, measuring = choice.make_plan, run_module.Session._measuring
 

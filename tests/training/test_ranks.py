@@ -135,13 +135,13 @@ def make_trainer(document: dict[str, Any], ranks: Ranks, base: Path | None = Non
 def train_in_gang(
     gang: Gang, meeting: StoreMeeting, given: tuple[dict[str, dict[str, Any]], Path]
 ) -> dict[str, Any]:
+    tiled_loss.TILE = 20  # in this rank's process
     return train(gang, *given)
 
 
 def train(ranks: Ranks, documents: dict[str, dict[str, Any]], base: Path | None = None) -> dict[str, Any]:
     """Losses, weights and memory of each case."""
     plan_module.MIN_CHUNK = 4096
-    tiled_loss.TILE = 20
     found = {}
     for name, document in documents.items():
         trainer = make_trainer(document, ranks, base if "uri" in document["model"] else None)
