@@ -273,8 +273,9 @@ class EngineCore:
                 self.scheduler.finish(live.sequence)
         scheduler = self.scheduler
         room = len(scheduler.running) < scheduler.limits.max_running
-        if not (scheduler.waiting and room) and all(s.missing == 1 for s in scheduler.running):
-            self._flight = self._launch(now) if scheduler.running else None
+        plain = all(s.missing == 1 and s.adapter is None for s in scheduler.running)
+        if scheduler.running and plain and not (scheduler.waiting and room):
+            self._flight = self._launch(now)
 
     def _enter(
         self,

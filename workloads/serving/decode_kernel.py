@@ -51,6 +51,13 @@ def _numbers(pool, slot, number, stored, like, DIM: tl.constexpr, BITS: tl.const
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _term(terms, slot, which, seen, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[1, slots]: the scale (0) of each slot's codes, or what is added to them (1, of int4 only)."""
+    count: tl.constexpr = 8 // BITS  # int8 has one, int4 two
+    return tl.load(terms + count * slot + which, mask=seen, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _attend_shares(  # type: ignore[no-untyped-def]
     queries,
     pool,
@@ -91,20 +98,18 @@ def _attend_shares(  # type: ignore[no-untyped-def]
     last = tl.minimum(first + share, tl.load(lengths + row))
     for start in range(first, last, TILE):
         token = start + tl.arange(0, TILE)
-        block = tl.load(tables + row * columns + token // SLOTS, mask=token < last, other=0)
-        slot = block.to(tl.int64) * block_stride + head * SLOTS + token % SLOTS
         seen = token < last
+        block = tl.load(tables + row * columns + token // SLOTS, mask=seen, other=0)
+        slot = block.to(tl.int64) * block_stride + head * SLOTS + token % SLOTS
         stored = seen[:, None] & (number < DIM)[None, :]
         at_key, at_value = key_plane + slot, value_plane + slot
         keys = _numbers(pool, at_key, number, stored, asked, DIM, BITS)
         scores = tl.dot(asked, tl.trans(keys), input_precision="ieee")
-        if BITS == 8:
-            scores *= tl.load(terms + at_key, mask=seen, other=0.0).to(tl.float32)[None, :]
+        if BITS > 0:
+            scores *= _term(terms, at_key, 0, seen, BITS)
         if BITS == 4:
-            scores *= tl.load(terms + 2 * at_key, mask=seen, other=0.0).to(tl.float32)[None, :]
-            added = tl.load(terms + 2 * at_key + 1, mask=seen, other=0.0).to(tl.float32)
-            scores += tl.sum(asked.to(tl.float32), 1)[:, None] * added[None, :]
-        scores = tl.where((token < last)[None, :], scores, float("-inf"))
+            scores += tl.sum(asked.to(tl.float32), 1)[:, None] * _term(terms, at_key, 1, seen, BITS)
+        scores = tl.where(seen[None, :], scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, 1))
         weights = tl.exp(scores - higher[:, None])
         kept = tl.exp(peak - higher)
@@ -112,11 +117,9 @@ def _attend_shares(  # type: ignore[no-untyped-def]
         total = total * kept + tl.sum(weights, 1)
         sums = sums * kept[:, None]
         if BITS == 4:
-            added = tl.load(terms + 2 * at_value + 1, mask=seen, other=0.0).to(tl.float32)
-            sums += tl.sum(weights * added[None, :], 1)[:, None]
-            weights *= tl.load(terms + 2 * at_value, mask=seen, other=0.0).to(tl.float32)[None, :]
-        if BITS == 8:
-            weights *= tl.load(terms + at_value, mask=seen, other=0.0).to(tl.float32)[None, :]
+            sums += tl.sum(weights * _term(terms, at_value, 1, seen, BITS), 1)[:, None]
+        if BITS > 0:
+            weights *= _term(terms, at_value, 0, seen, BITS)
         sums += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         peak = higher
     shown = tl.where(total > 0, total, 1.0)

@@ -87,6 +87,17 @@ def weights_of(
     return scratch.clamp_(min=LEAST).exp_()
 
 
+def weight_sums(
+    logits: torch.Tensor, largest: torch.Tensor, rows: list[int], temperatures: list[float]
+) -> torch.Tensor:
+    """[rows] float32: of the weights of each of these rows, of which there is at least one."""
+    if at_once(logits.device):
+        return weights_of_rows(logits, largest, rows, temperatures).sum(-1)
+    scratch = torch.empty_like(logits[0])
+    pairs = zip(rows, temperatures, strict=True)
+    return torch.stack([weights_of(logits[i], largest[i], t, scratch).sum() for i, t in pairs])
+
+
 def weights_of_rows(
     logits: torch.Tensor, largest: torch.Tensor, rows: list[int], temperatures: list[float]
 ) -> torch.Tensor:

@@ -32,12 +32,7 @@ from busbar.workloads.serving.kvcache import KvCache, KvShape
 from busbar.workloads.serving.metrics import Metrics
 from busbar.workloads.serving.model import Decoder
 from busbar.workloads.serving.mover import BlockMover
-from busbar.workloads.serving.probe import (
-    Trial,
-    batch_invariant,
-    choose_backend,
-    choose_in_place,
-)
+from busbar.workloads.serving.probe import Trial, batch_invariant, choose_backend, choose_in_place
 from busbar.workloads.serving.quota import Quotas
 from busbar.workloads.serving.runner import Runner
 from busbar.workloads.serving.scheduler import Scheduler, StepLimits

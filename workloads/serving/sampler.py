@@ -29,6 +29,7 @@ from busbar.workloads.serving.folding import (
     largest_of,
     maximum_of,
     peaks_of,
+    weight_sums,
     weights_of,
     weights_of_rows,
 )
@@ -351,16 +352,13 @@ def _totals(
     logits: torch.Tensor, largest: torch.Tensor, rows: list[int], params: list[SamplingParams]
 ) -> torch.Tensor:
     """[rows, 1] float64 sums of weights; infinite with a top-k, whose set is all that counts."""
-    if at_once(logits.device):
-        capped = torch.tensor([p.top_k > 0 for p in params], device=logits.device)
-        sums = weights_of_rows(logits, largest, rows, [p.temperature for p in params]).sum(-1).double()
-        return sums.masked_fill_(capped, inf)[:, None]
-    scratch = torch.empty_like(logits[0])
-    found = [
-        inf if p.top_k else float(weights_of(logits[i], largest[i], p.temperature, scratch).sum())
-        for i, p in zip(rows, params, strict=True)
-    ]
-    return torch.tensor(found, dtype=torch.float64)[:, None]
+    totals = torch.full((len(rows), 1), inf, dtype=torch.float64, device=logits.device)
+    open_ended = [n for n, p in enumerate(params) if not p.top_k]
+    if open_ended:
+        temperatures = [params[n].temperature for n in open_ended]
+        sums = weight_sums(logits, largest, [rows[n] for n in open_ended], temperatures)
+        totals[open_ended, 0] = sums.double()
+    return totals
 
 
 def _draw_sorted(logits: torch.Tensor, rows: list[int], wishes: _Wishes) -> torch.Tensor:
@@ -442,15 +440,9 @@ def _likeliest(
     """Of each row: the logarithm of its sum of exponentials, and its likeliest tokens with their logits."""
     wanted = [draws[i].params.logprobs or 0 for i in rows]
     most = min(max(wanted), logits.shape[1])
-    largest = maximum_of(logits, peaks)[rows]
-    if at_once(logits.device):
-        sums = weights_of_rows(logits, maximum_of(logits, peaks), rows, [1.0] * len(rows)).sum(-1)
-    else:
-        scratch = torch.empty_like(logits[0])
-        sums = torch.stack(
-            [weights_of(logits[i], m, 1.0, scratch).sum() for i, m in zip(rows, largest, strict=True)]
-        )
-    totals: list[float] = (sums.double().log() + largest.double()).tolist()
+    largest = maximum_of(logits, peaks)
+    sums = weight_sums(logits, largest, rows, [1.0] * len(rows))
+    totals: list[float] = (sums.double().log() + largest[rows].double()).tolist()
     values, tokens = (t.tolist() for t in candidates(logits, peaks, rows, most)) if most else ([], [])
     return {
         row: (total, list(zip(tokens[i][:n], values[i][:n], strict=True)) if n else [])
