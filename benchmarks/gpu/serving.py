@@ -49,6 +49,7 @@ from busbar.workloads.serving.block_attention import PRODUCTS, InPlace
 from busbar.workloads.serving.core import EngineCore
 from busbar.workloads.serving.kvcache import KvShape
 from busbar.workloads.serving.loader import assemble, choose_dtypes, load
+from busbar.workloads.serving.model import TorchCalls
 from busbar.workloads.serving.probe import GPU_WAYS, choose_backend, fastest, time_decoding
 from busbar.workloads.serving.sampling import SamplingParams
 from busbar.workloads.serving.settings import EngineSettings
@@ -207,7 +208,7 @@ def check_equality(shape: dict[str, int], device: torch.device, plan: Plan) -> d
         "blocksLeftBehind": core.scheduler.pool.used,
         "attention": core.runner.decoder.attention_name,
         "graphs": 0 if core.runner.graphs is None else len(core.runner.graphs),
-        "layerKernels": core.runner.decoder.calls is not None,
+        "layerKernels": not isinstance(core.runner.decoder.calls, TorchCalls),
     }
 
 
@@ -268,14 +269,15 @@ def measure_decoding(
     gc.collect()  # the model
     runner, weights = core.runner, core.runner.decoder.weights
     graphs, calls, cache = runner.graphs, runner.decoder.calls, runner.cache.shape
-    ways = {"launched": (None, None), "graphs": (graphs, None), "graphs, layer kernels": (graphs, calls)}
+    torchs = calls if isinstance(calls, TorchCalls) else TorchCalls(runner.decoder)
+    ways = {"launched": (None, torchs), "graphs": (graphs, torchs), "graphs, layer kernels": (graphs, calls)}
     for batch in plan.batches:
         prompts = [random_prompt(plan.context, shape["vocab"], 1000 + i) for i in range(batch)]
         read = weights.head.bytes + weights.layer_bytes
         read += batch * (plan.context + steps // 2) * cache.block_bytes // cache.block_tokens
         row: dict[str, Any] = {"batch": batch, "context": plan.context, "bytes": read}
         for name, (runner.graphs, runner.decoder.calls) in ways.items():
-            if ("graphs" in name and graphs is None) or ("kernels" in name and calls is None):
+            if ("graphs" in name and graphs is None) or ("kernels" in name and calls is torchs):
                 continue
             if graphs is not None:
                 graphs.forget()

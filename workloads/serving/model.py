@@ -77,6 +77,64 @@ class LayerCalls(Protocol):
         ...
 
 
+class TorchCalls:
+    """`LayerCalls` by torch's operators, in a fixed order where the decoder has one."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.balance: tuple[torch.Tensor, torch.Tensor] | None = None
+        """See `Decoder.balance`: factors [layers, heads, head_dim] of queries, with their scale, and of keys."""
+
+    def add_norm(
+        self, x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `LayerCalls.add_norm`."""
+        x = x if added is None else x + added
+        return x, self._norm(x, weight, eps)
+
+    def turn_and_store(
+        self,
+        qkv: torch.Tensor,
+        turns: tuple[torch.Tensor, torch.Tensor],
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        scale: float,
+        eps: float,
+        layer: int,
+        slot_index: torch.Tensor,
+        cache: KvCache,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `LayerCalls.turn_and_store`."""
+        kv_heads, width = cache.shape.kv_heads, cache.shape.head_dim
+        by_head = qkv.view(len(qkv), -1, width)
+        turned, values = by_head[:, :-kv_heads], by_head[:, -kv_heads:]
+        if norms is not None:
+            queries, keys = turned[:, :-kv_heads], turned[:, -kv_heads:]
+            turned = torch.cat((self._norm(queries, norms[0], eps), self._norm(keys, norms[1], eps)), 1)
+        half = width // 2
+        swapped = torch.cat((turned[..., half:], turned[..., :half]), -1)
+        turned = torch.addcmul(turned * turns[0][:, None], swapped, turns[1][:, None])
+        queries, keys = turned[:, :-kv_heads], turned[:, -kv_heads:]
+        if self.balance is None:
+            queries = queries * scale
+        else:
+            queries, keys = queries * self.balance[0][layer], keys * self.balance[1][layer]
+        cache.store(layer, slot_index, keys, values)
+        return queries, keys
+
+    def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """As `LayerCalls.gated`."""
+        return gated(gate_up)
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if self._decoder.fixed_order or x.is_cuda:
+            return F.rms_norm(x, (x.shape[-1],), weight, eps)
+        # torch's own takes seven passes on a CPU; this takes three.
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = length.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+        normed: torch.Tensor = x * scale.to(x.dtype)
+        return normed.mul_(weight)
+
+
 class Decoder:
     """Weights, rotary tables and an attention back end; no state of its own."""
 
@@ -99,9 +157,8 @@ class Decoder:
         self._cos = cos.to(device=device, dtype=self.dtype)
         self._sin = sin.to(device=device, dtype=self.dtype)
         self._scale = arch.head_dim**-0.5
-        self._balance: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.calls: LayerCalls | None = None
-        """Instead of torch's; for a cache without a form."""
+        self._torch = TorchCalls(self)
+        self.calls: LayerCalls = self._torch
 
     @property
     def fixed_order(self) -> bool:
@@ -116,12 +173,12 @@ class Decoder:
     def balance(self, keys: torch.Tensor) -> None:
         """From now on keys are stored divided by `keys` [layers, kv heads, head_dim], and queries multiplied by it."""
         queries = keys.repeat_interleave(self.arch.heads // self.arch.kv_heads, 1) * self._scale
-        self._balance = queries.to(self.dtype), (1 / keys).to(self.dtype)
+        self._torch.balance = queries.to(self.dtype), (1 / keys).to(self.dtype)
 
     @property
     def stored_key_scale(self) -> torch.Tensor | None:
         """By what keys are multiplied when they are stored; None: nothing."""
-        return None if self._balance is None else self._balance[1]
+        return None if self._torch.balance is None else self._torch.balance[1]
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KvCache) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,38 +193,20 @@ class Decoder:
         x = F.embedding(batch.tokens, self.weights.embedding)
         turns = self._cos[batch.positions], self._sin[batch.positions]
         added: torch.Tensor | None = None
-        last = len(self.weights.layers) - 1
+        last, eps = len(self.weights.layers) - 1, self.arch.norm_eps
         wanted = batch.sample_rows
         if batch.kept_rows is not None:
             wanted = torch.cat((wanted, batch.kept_rows))
         for index, layer in enumerate(self.weights.layers):
-            x, normed = self._add_norm(x, added, layer.input_norm)
+            x, normed = self.calls.add_norm(x, added, layer.input_norm, eps)
             added = self._attend(index, layer, normed, turns, batch, cache)
             groups = () if batch.adapters is None else batch.adapters.groups
             if index == last:  # the rest is needed only where a token is sampled, or a state wanted
                 x, added = x[wanted], added[wanted]
                 groups = () if batch.adapters is None else batch.adapters.wanted
-            x, normed = self._add_norm(x, added, layer.mlp_norm)
+            x, normed = self.calls.add_norm(x, added, layer.mlp_norm, eps)
             added = self._mlp(index, layer, normed, groups)
-        return self._add_norm(x, added, self.weights.norm)[1]
-
-    def _add_norm(
-        self, x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x + added, its norm)."""
-        if self.calls is not None:
-            return self.calls.add_norm(x, added, weight, self.arch.norm_eps)
-        x = x if added is None else x + added
-        return x, self._norm(x, weight)
-
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        if self.fixed_order or x.is_cuda:
-            return F.rms_norm(x, (x.shape[-1],), weight, self.arch.norm_eps)
-        # torch's own takes seven passes on a CPU; this takes three.
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        scale = length.square_().mul_(1 / x.shape[-1]).add_(self.arch.norm_eps).rsqrt_()
-        normed: torch.Tensor = x * scale.to(x.dtype)
-        return normed.mul_(weight)
+        return self.calls.add_norm(x, added, self.weights.norm, eps)[1]
 
     def _attend(
         self,
@@ -182,7 +221,10 @@ class Decoder:
         q_width, kv_width = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
         groups = () if batch.adapters is None else batch.adapters.groups
         qkv = _product("qkv", layer.qkv, index, x, groups)
-        queries, keys = self._turn_and_store(index, layer, qkv, turns, batch, cache)
+        norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+        queries, keys = self.calls.turn_and_store(
+            qkv, turns, norms, self._scale, arch.norm_eps, index, batch.slot_index, cache
+        )
         if batch.plan is not None:
             values = qkv[:, q_width + kv_width :].view(rows, arch.kv_heads, arch.head_dim)
             attended = batch.plan.attend(index, queries, keys, values, cache)
@@ -195,44 +237,11 @@ class Decoder:
             mixed[span.start : span.stop] = out.reshape(-1, q_width)
         return _product("out", layer.out, index, mixed, groups)
 
-    def _turn_and_store(
-        self,
-        index: int,
-        layer: Layer,
-        qkv: torch.Tensor,
-        turns: tuple[torch.Tensor, torch.Tensor],
-        batch: Batch,
-        cache: KvCache,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(queries, keys), as they meet; the cache gains keys and values."""
-        arch, rows = self.arch, qkv.shape[0]
-        norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
-        if self.calls is not None:
-            return self.calls.turn_and_store(
-                qkv, turns, norms, self._scale, arch.norm_eps, index, batch.slot_index, cache
-            )
-        q_width, kv_width = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        turned = qkv[:, : q_width + kv_width].view(rows, arch.heads + arch.kv_heads, arch.head_dim)
-        if norms is not None:
-            queries, keys = turned[:, : arch.heads], turned[:, arch.heads :]
-            turned = torch.cat((self._norm(queries, norms[0]), self._norm(keys, norms[1])), 1)
-        half = arch.head_dim // 2
-        swapped = torch.cat((turned[..., half:], turned[..., :half]), -1)
-        turned = torch.addcmul(turned * turns[0][:, None], swapped, turns[1][:, None])
-        queries, keys = turned[:, : arch.heads], turned[:, arch.heads :]
-        if self._balance is None:
-            queries = queries * self._scale
-        else:
-            queries, keys = queries * self._balance[0][index], keys * self._balance[1][index]
-        cache.store(index, batch.slot_index, keys, qkv[:, q_width + kv_width :])
-        return queries, keys
-
     def _mlp(self, index: int, layer: Layer, x: torch.Tensor, groups: tuple[Group, ...]) -> torch.Tensor:
         mlp = layer.mlp
         if isinstance(mlp, ExpertMlp):  # adapters do not reach experts
             return mlp(x, MIN_ROWS if self.fixed_order else 1)
-        gate_up = _product("gate_up", mlp.gate_up, index, x, groups)
-        hidden = gated(gate_up) if self.calls is None else self.calls.gated(gate_up)
+        hidden = self.calls.gated(_product("gate_up", mlp.gate_up, index, x, groups))
         return _product("down", mlp.down, index, hidden, groups)
 
 

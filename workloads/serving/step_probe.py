@@ -67,7 +67,7 @@ def try_calls(
     if exact is None or runner.cache.shape.form is not None:  # they store no codes
         return []
     exact = exact.clone()
-    before = fastest(lambda: graphs.run(step.chunks), device)
+    before, torchs = fastest(lambda: graphs.run(step.chunks), device), decoder.calls
     graphs.forget()
     try:
         decoder.calls = find()
@@ -76,11 +76,11 @@ def try_calls(
         after = fastest(lambda: graphs.run(step.chunks), device)
     except Exception as problem:  # of Triton, its compiler or the driver: any kind
         log.warning("kernels between a layer's products do not run here: %s", problem)
-        decoder.calls = None
+        decoder.calls = torchs
         return []
     right = error < TOLERANCE[decoder.dtype] and whole < WHOLE * TOLERANCE[decoder.dtype]
     if not (right and after < before) or graphs.failed:
-        decoder.calls, graphs.failed = None, False
+        decoder.calls, graphs.failed = torchs, False
         graphs.forget()
     return [Trial("layer-kernels", error, after * 1e6, (before * 1e6, "by torch's calls"))]
 
