@@ -452,7 +452,7 @@ def timed_decoding(
     return found, time.perf_counter() - began
 
 
-def main() -> int:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -469,18 +469,22 @@ def main() -> int:
     parser.add_argument("--context", type=int, help="tokens of each prompt in the timed parts")
     parser.add_argument("--tokens", type=int, help="that each sequence produces in the timed parts")
     parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = arguments()
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
-    name = arguments.model or ("1b" if on_gpu else "tiny")
-    dtype = arguments.dtype or ("bfloat16" if on_gpu else "float32")
+    name = given.model or ("1b" if on_gpu else "tiny")
+    dtype = given.dtype or ("bfloat16" if on_gpu else "float32")
     plan = GPU if on_gpu else MINIATURE
-    batches = tuple(arguments.batches or plan.batches)
+    batches = tuple(given.batches or plan.batches)
     plan = replace(
         plan,
         batches=batches,
-        output=arguments.tokens or plan.output,
-        context=arguments.context or plan.context,
+        output=given.tokens or plan.output,
+        context=given.context or plan.context,
     )
     torch.backends.cuda.matmul.allow_tf32 = False
     if not on_gpu:
@@ -503,21 +507,21 @@ def main() -> int:
     }
     measures: dict[str, Callable[[], Any]] = {
         "equality": lambda: check_equality(SHAPES[name], device, plan),
-        "speed": lambda: measure_speed(SHAPES[name], device, getattr(torch, dtype), plan, arguments.repeats),
+        "speed": lambda: measure_speed(SHAPES[name], device, getattr(torch, dtype), plan, given.repeats),
         "decoding": lambda: measure_decoding(
-            SHAPES[name], device, getattr(torch, dtype), plan, arguments.kv_dtype
+            SHAPES[name], device, getattr(torch, dtype), plan, given.kv_dtype
         ),
         "continuous": lambda: measure_continuous(SHAPES[name], device, getattr(torch, dtype), plan),
         "attention": lambda: measure_attention(SHAPES[name], device, getattr(torch, dtype), plan),
         "streaming": lambda: measure_streaming(
-            SHAPES[name], device, getattr(torch, dtype), plan, arguments.repeats
+            SHAPES[name], device, getattr(torch, dtype), plan, given.repeats
         ),
     }
     for part in PARTS:
-        if part in arguments.parts:
+        if part in given.parts:
             result[part] = measures[part]()
-            if arguments.out:  # what there is, should a later part take too long
-                arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+            if given.out:  # what there is, should a later part take too long
+                given.out.write_text(json.dumps(result, indent=2) + "\n")
             if on_gpu:
                 gc.collect()
                 torch.cuda.empty_cache()

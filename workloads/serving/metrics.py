@@ -72,6 +72,12 @@ class Metrics:
             made = Histogram(name, text, LABELS, registry=self.registry, buckets=tuple(buckets))
             return made.labels(*self._values)
 
+        def counters(name: str, text: str, label: str) -> Counter:
+            return Counter(name, text, (*LABELS, label), registry=self.registry)
+
+        def gauges(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(name, text, (*LABELS, *labels), registry=self.registry)
+
         self.running = gauge("vllm:num_requests_running", "Requests in the batch.")
         self.waiting = gauge("vllm:num_requests_waiting", "Requests waiting for a place in the batch.")
         self.kv_usage = gauge("vllm:kv_cache_usage_perc", "Used share of the KV cache, 0 to 1.")
@@ -93,75 +99,55 @@ class Metrics:
         self.saturated = gauge(
             "busbar:saturated", "1 while the promised time per token cannot be kept by smaller steps."
         )
-        self._success = Counter(
-            "vllm:request_success",
-            "Requests ended, by reason.",
-            (*LABELS, "finished_reason"),
-            registry=self.registry,
+        self._success = counters("vllm:request_success", "Requests ended, by reason.", "finished_reason")
+        self._rejections = counters(
+            "vllm:admission_rejections", "Requests refused at the door, by reason.", "reason"
         )
-        self._rejections = Counter(
-            "vllm:admission_rejections",
-            "Requests refused at the door, by reason.",
-            (*LABELS, "reason"),
-            registry=self.registry,
-        )
-        self._phases = Counter(
+        self._phases = counters(
             "busbar:phase_seconds",
             "Seconds spent on prompts (prefill), on decoding and on nothing (idle).",
-            (*LABELS, "phase"),
-            registry=self.registry,
+            "phase",
         )
         self._phases_told: dict[str, float] = {}
         self.phases({"prefill": 0.0, "decode": 0.0, "idle": 0.0})
-        self._copied = Counter(
-            "busbar:kv_blocks_copied",
-            "KV blocks copied to host memory (out) and back (in).",
-            (*LABELS, "direction"),
-            registry=self.registry,
+        self._copied = counters(
+            "busbar:kv_blocks_copied", "KV blocks copied to host memory (out) and back (in).", "direction"
         )
         self._copied_told = {True: 0, False: 0}
         for direction in ("out", "in"):
             self._copied.labels(*self._values, direction)
         self._host_usage = gauge("busbar:host_kv_usage_perc", "Used share of the host's KV blocks, 0 to 1.")
-        self._tenant_blocks = Gauge(
+        self._tenant_blocks = gauges(
             "busbar:tenant_kv_blocks",
             "KV blocks held by running requests, of each tenant with a quota.",
-            (*LABELS, "tenant"),
-            registry=self.registry,
+            "tenant",
         )
-        self._migrations = Counter(
+        self._migrations = counters(
             "busbar:migrations",
             "Streams that were to move to another replica: copied, recomputed (without their blocks) or stayed.",
-            (*LABELS, "outcome"),
-            registry=self.registry,
+            "outcome",
         )
         for outcome in ("copied", "recomputed", "stayed"):
             self._migrations.labels(*self._values, outcome)
-        self._sleep = Gauge(
+        self._sleep = gauges(
             "vllm:engine_sleep_state",
             "1 for the state that the engine is in: awake, weights_offloaded (level 1) or discard_all (level 2).",
-            (*LABELS, "sleep_state"),
-            registry=self.registry,
+            "sleep_state",
         )
         self.sleeping(0)
         self._adapters: set[str] = set()
-        self._adapter_requests = Counter(
-            "busbar:adapter_requests",
-            "Requests that came, by adapter.",
-            (*LABELS, "adapter"),
-            registry=self.registry,
+        self._adapter_requests = counters(
+            "busbar:adapter_requests", "Requests that came, by adapter.", "adapter"
         )
-        self._adapter_tokens = Counter(
-            "busbar:adapter_generation_tokens",
-            "Tokens generated, by adapter.",
-            (*LABELS, "adapter"),
-            registry=self.registry,
+        self._adapter_tokens = counters(
+            "busbar:adapter_generation_tokens", "Tokens generated, by adapter.", "adapter"
         )
-        self._lora = Gauge(
+        self._lora = gauges(
             "vllm:lora_requests_info",
             "Names of the adapters of running and waiting requests; the value is the time of the scrape.",
-            (*LABELS, "max_lora", "running_lora_adapters", "waiting_lora_adapters"),
-            registry=self.registry,
+            "max_lora",
+            "running_lora_adapters",
+            "waiting_lora_adapters",
         )
         for reason in ("stop", "length", "abort"):
             self._success.labels(*self._values, reason)
