@@ -415,6 +415,7 @@ def test_an_update_waits_until_what_it_changes_is_copied(
 
     monkeypatch.setattr(Snapshot, "_fill", fill_once_an_update_waits)
     trainer.step(packed())
+    trainer.drain()
     folder = CheckpointFolder(tmp_path, 1)
     saver = Saver(folder, trainer.snapshot, FACTS, lambda: None, lambda *_: None)
     saver.save(1, trainer.counters())
