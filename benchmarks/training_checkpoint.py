@@ -110,16 +110,20 @@ class Engine:
 
     def state(self) -> dict[str, torch.Tensor]:
         """All weights and moments, as they lie in memory."""
-        atoms = {f"{name}/{extent.start}": part for name, part, extent in self.trainer.optimizer.atoms()}
+        atoms = {f"{name}/{start}": part for name, part, start in self._atoms()}
         weights = {name: p.detach() for name, p in self.trainer.model.named_parameters()}
         return {**weights, **atoms}
+
+    def _atoms(self) -> list[tuple[str, torch.Tensor, int]]:
+        found = self.trainer.optimizer.atoms()
+        return [(name, part, at.start) for name, part, at in found if isinstance(part, torch.Tensor)]
 
     def expected(self) -> list[tuple[str, torch.Tensor, int]]:
         """A copy of the state, as checkpoints name it."""
         weights = [
             (f"weights/{n}", p.detach().view(-1).clone(), 0) for n, p in self.trainer.model.named_parameters()
         ]
-        return weights + [(n, part.clone(), at.start) for n, part, at in self.trainer.optimizer.atoms()]
+        return weights + [(name, part.clone(), start) for name, part, start in self._atoms()]
 
     def check(self, step: int, expected: list[tuple[str, torch.Tensor, int]]) -> None:
         loaded = self.folder.newest().checkpoint

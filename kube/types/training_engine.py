@@ -389,6 +389,14 @@ class TrainingEngine(SpecModel):
             holds=lambda engine: engine.activations is not Activations.SWAP,
         ),
         Rule(
+            cel="!has(self.scratchDisk) || !has(self.mode) || self.mode in ['auto', 'parameter-offload']",
+            message="scratchDisk takes state of mode parameter-offload only; set this mode, or auto, or remove scratchDisk",
+            field_path=".scratchDisk",
+            holds=lambda engine: (
+                engine.scratch_disk is None or engine.mode in (EngineMode.AUTO, EngineMode.PARAMETER_OFFLOAD)
+            ),
+        ),
+        Rule(
             cel="!has(self.mode) || !has(self.activations) || self.mode != 'parameter-offload' || "
             "self.activations != 'keep'",
             message="mode: parameter-offload recomputes activations; remove activations: keep",
@@ -466,6 +474,12 @@ class TrainingEngine(SpecModel):
     state: StateFormat = Field(default=StateFormat.EXACT, description="Format of the offloaded state.")
     device_memory: Quantity | None = Field(
         default=None, description="Byte limit of the device arena where the device is a CPU, e.g. 256Mi."
+    )
+    scratch_disk: Quantity | None = Field(
+        default=None,
+        description="Disk for temporary files that optimizer state may take, e.g. 200Gi, in mode parameter-offload (or auto) as "
+        "far as the host's memory is too small for it. Each step reads that state and writes it back; a disk on which "
+        "that takes too long is refused. The pod asks for it beside shape.ephemeralStorage. Default none.",
     )
     threads: Annotated[int, Field(ge=1, le=256)] | None = Field(
         default=None,

@@ -118,6 +118,13 @@ class TrainingJobSpec(SpecModel):
             holds=lambda spec: _one_process_holds(spec.engine, spec.shape),
         ),
         Rule(
+            cel="!has(self.engine) || !has(self.engine.scratchDisk) || self.shape.maxPods == 1",
+            message="engine.scratchDisk is for jobs of one pod; set shape.maxPods: 1, or remove it",
+            holds=lambda spec: (
+                spec.engine is None or spec.engine.scratch_disk is None or spec.shape.max_pods == 1
+            ),
+        ),
+        Rule(
             cel="!has(self.engine) || !has(self.engine.parallelism) || "
             "self.engine.parallelism.sharding == 'optimizer' || self.shape.maxPods > 1",
             message="parallelism.sharding divides the model among the pods of a gang; raise shape.maxPods, or remove it",

@@ -142,6 +142,7 @@ def workload(job: TrainingJob) -> Workload:
         activations=engine.activations.value,
         freeze=tuple(engine.freeze or ()),
         loss=engine.loss.value,
+        scratch_disk_bytes=0 if engine.scratch_disk is None else quantity.to_bytes(engine.scratch_disk),
     )
     try:
         model = ModelShape.from_config(_config(engine))

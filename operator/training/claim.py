@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from busbar.kube.types import TrainingJob
+from busbar.kube.types import TrainingJob, quantity
 from busbar.kube.types.meta import ANNOTATION_REQUESTER
 from busbar.kube.types.shape import Domain
-from busbar.kube.types.training_job import TERMINAL_PHASES
+from busbar.kube.types.training_job import TERMINAL_PHASES, TrainingJobSpec
 from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods.claims import Claim, per_pod
 from busbar.operator.profiles.table import workload
@@ -16,7 +16,10 @@ from busbar.operator.training.deadline import promised
 from busbar.operator.training.reservation import reservation_of
 from busbar.operator.training.view import is_held, is_managed, leftovers, placement_of
 from busbar.operator.watch.projections import Pod
-from busbar.scheduler import Job, JobId, JobKind, Run
+from busbar.scheduler import Job, JobId, JobKind, Resources, Run
+
+OTHER_FILES_MIB = 1024
+"""Temporary files and logs of a pod that says nothing of them, beside the state that its engine puts on disk."""
 
 
 def claim(
@@ -68,6 +71,15 @@ def until(obj: TrainingJob, now: datetime) -> float | None:
     return status.retry_at.timestamp() if status.retry_at is not None and status.retry_at > now else None
 
 
+def asked(spec: TrainingJobSpec) -> Resources:
+    """What each pod asks for: with the disk that its engine may put state on, and that of its other temporary files."""
+    own = per_pod(spec.shape)
+    if spec.engine is None or spec.engine.scratch_disk is None:
+        return own
+    others_mib = own.ephemeral_mib or OTHER_FILES_MIB
+    return replace(own, ephemeral_mib=others_mib + quantity.to_mib(spec.engine.scratch_disk))
+
+
 def waiting(obj: TrainingJob, tenant: str, now: datetime) -> Job:
     """The job as if it waited: without its run."""
     spec, meta, status = obj.spec, obj.metadata, obj.status
@@ -85,7 +97,7 @@ def waiting(obj: TrainingJob, tenant: str, now: datetime) -> Job:
         # A gang starts with the number of pods that it can get, and keeps it.
         max_pods=spec.shape.max_pods,
         required_domain=None if spec.shape.within is None else list(Domain).index(spec.shape.within) + 1,
-        per_pod=per_pod(spec.shape),
+        per_pod=asked(spec),
         accelerators=tuple(spec.accelerators or ()),
         modes=load.modes,
         priority=spec.priority,

@@ -27,6 +27,8 @@ def workload_class(model: ModelShape, batch: BatchShape, optimizer: str = "AdamW
         del shape["activations"]
     if shape["loss"] == WHOLE:
         del shape["loss"]
+    if not batch.scratch_disk_bytes:
+        del shape["scratch_disk_bytes"]
     shape["freeze"] = sorted(set(batch.freeze))
     if not batch.freeze:
         del shape["freeze"]

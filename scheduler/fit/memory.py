@@ -21,8 +21,8 @@ With P parameters of w bytes (4 in float32, 2 in bfloat16), of which T are train
     optimizer-offload   all but the optimizer, and the staging   the optimizer and the buffers
     parameter-offload   what stands around the blocks, with      weights, gradients, optimizer and the buffers; room for
                         its gradients; two blocks' weights and   the gradients of a block, and what a bfloat16 update
-                        two blocks' gradients; activations,      needs beside its chunk
-                        always recomputed
+                        two blocks' gradients; activations,      needs beside its chunk. State that may be on disk
+                        always recomputed                        is there, but for three chunks on their way
 
 Over the N pods of a gang (`Gang`) the optimizer is s T / N, and so are the chunks and the buffers. Gradients are
 w T / N where they are divided, the weights that are trained as well where those are, beside the largest block's and
@@ -164,7 +164,9 @@ def memory(model: ModelShape, batch: BatchShape, mode: str, gang: Gang = ALONE) 
         on_device = (outer + trained_outer + 2 * model.layer_parameters + 2 * block) * weight
         again = replace(batch, activations=RECOMPUTE)
         home = made - (outer - trained_outer) * weight
-        on_host = home + gradients + state + block * weight + scratch + buffers + min(made, _EXPORT_BYTES)
+        on_disk = min(state, batch.scratch_disk_bytes)
+        kept = state - on_disk + (3 * chunk * each if on_disk else 0)
+        on_host = home + gradients + kept + block * weight + scratch + buffers + min(made, _EXPORT_BYTES)
         return Footprint(on_device + activations(model, again) + RUNTIME_BYTES, max(made + home, on_host))
     offloaded, own_state = mode == "optimizer-offload", state // gang.ranks
     device = (

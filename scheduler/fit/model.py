@@ -118,6 +118,8 @@ class BatchShape:
     """Patterns of the names of parameters that are not trained."""
     loss: str = "whole"
     """"whole", or "tiled": the logits of `TILE_TOKENS` tokens exist at a time, and are computed twice."""
+    scratch_disk_bytes: int = 0
+    """Of a disk, which optimizer state may take where weights are on the host."""
 
     @property
     def weight_bytes(self) -> int:

@@ -85,6 +85,7 @@ def engine_job_from_weights() -> JSON:
     spec["engine"]["model"] = {"uri": "pvc://base/model"}
     spec["engine"]["tokenizer"] = {"uri": "pvc://base/model"}
     del spec["engine"]["freeze"]
+    spec["engine"] |= {"mode": "auto", "scratchDisk": "1Gi"}
     spec["engine"]["adapter"] = {
         "rank": 16,
         "alpha": 32,
@@ -109,7 +110,7 @@ def engine_job_with_adapters() -> JSON:
     document = engine_job_from_weights()
     engine = document["spec"]["engine"]
     adapter = engine.pop("adapter")
-    del document["spec"]["checkpoint"]["memory"]
+    del document["spec"]["checkpoint"]["memory"], engine["scratchDisk"]
     own = {name: engine_job()["spec"]["engine"][name] for name in ("batch", "optimizer", "seed")}
     engine["adapters"] = [
         {"name": "plain"},

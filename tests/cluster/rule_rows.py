@@ -249,6 +249,21 @@ TRAINING = (
         {"spec/engine/mode": "parameter-offload", **FAST},
     ),
     Row(
+        m.engine_job_from_weights,
+        "spec.engine",
+        "scratchDisk takes state of mode parameter-offload only",
+        {"spec/engine/mode": "resident", **FAST},
+        {"spec/engine/mode": "parameter-offload", **FAST},
+        blames="spec.engine.scratchDisk",
+    ),
+    Row(
+        m.engine_job_from_weights,
+        "spec",
+        "engine.scratchDisk is for jobs of one pod",
+        {"spec/shape": {"maxPods": 2}, "spec/checkpoint": {}, **FAST},
+        {"spec/shape": {"maxPods": 2}, "spec/checkpoint": {}, "spec/engine/scratchDisk": ..., **FAST},
+    ),
+    Row(
         m.engine_job,
         "spec",
         "parallelism.sharding divides the model among the pods of a gang",

@@ -133,6 +133,27 @@ def test_a_run_with_its_weights_on_the_host_that_is_killed_resumes_to_the_same_b
     assert_same_result(claims, uninterrupted)
 
 
+@pytest.mark.parametrize(
+    "point",
+    [
+        Point("disk_tensor:DiskTensor", "write", 31),
+        Point("disk_tensor:DiskTensor", "read", 37),
+        Point("state_file:DirectFile", "write", 9),
+    ],
+    ids=["while state is stored", "while state is loaded", "while a checkpoint is written"],
+)
+def test_a_run_with_its_state_on_disk_that_is_killed_resumes_to_the_same_bits(
+    point: Point, uninterrupted: Path, tmp_path: Path
+) -> None:
+    claims = prepare(tmp_path / "claims")
+    there = manifest(mode="parameter-offload", scratchDisk="64Mi")
+    assert train_in_a_process(there, claims, point) == -signal.SIGKILL
+    assert train_in_a_process(there, claims) == 0
+    assert "of state from" in (claims / "log.txt").read_text()
+    assert_same_result(claims, uninterrupted)
+    assert list((claims / "out/model/checkpoints").glob(".busbar-scratch*")) == []
+
+
 def test_a_damaged_newest_checkpoint_costs_steps_and_no_bits(uninterrupted: Path, tmp_path: Path) -> None:
     claims = prepare(tmp_path)
     assert train_in_a_process(manifest(), claims, Point("export", "_swap_in", 1)) == -signal.SIGKILL

@@ -54,11 +54,12 @@ def _train(document: dict[str, Any], claims: Path) -> None:
         free = make(demand, replace(limits, host_bytes=None), mode)
         bare = replace(limits, host_bytes=0)
         if mode == PARAMETER_OFFLOAD:
-            least = lay_out_streamed(demand, bare)
+            least = lay_out_streamed(demand, bare, "", len(demand.groups) if limits.disk_bytes else 0)
         else:
             least = plan_module.lay_out(demand, bare, free.mode, len(free.offloaded))
         plan = make(demand, replace(limits, host_bytes=least.host_bytes), mode)
         assert plan.snapshot_blocks == 2
+        assert bool(plan.on_disk) is bool(limits.disk_bytes)
         assert {**plan.device, **plan.host}[
             "parameters"
         ] > ALLOWANCE  # a second copy of the weights would exceed the limit
@@ -86,11 +87,11 @@ def _virtual(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
-def train(claims: Path, steps: int, mode: str) -> dict[str, Any]:
+def train(claims: Path, steps: int, changes: dict[str, str]) -> dict[str, Any]:
     document = manifest(
+        **changes,
         model={"config": MODEL},
         tokenizer={"uri": "pvc://tokenizer"},
-        mode=mode,
         evaluation={"ngramOrder": 3},
         optimizer={"learningRate": 1e-3},
         steps=steps,
@@ -104,7 +105,15 @@ def train(claims: Path, steps: int, mode: str) -> dict[str, Any]:
     return status
 
 
-@pytest.fixture(scope="module", params=["auto", PARAMETER_OFFLOAD])
+@pytest.fixture(
+    scope="module",
+    params=[
+        {"mode": "auto"},
+        {"mode": PARAMETER_OFFLOAD},
+        {"mode": PARAMETER_OFFLOAD, "scratchDisk": "2Gi"},
+    ],
+    ids=["auto", PARAMETER_OFFLOAD, "state on disk"],
+)
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """A run and its continuation: the second one also reads a checkpoint."""
     claims = tmp_path_factory.mktemp("limited")

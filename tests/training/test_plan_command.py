@@ -25,6 +25,7 @@ from busbar.scheduler.fit import (
     memory,
     tokens_per_s,
     unknown_patterns,
+    workload_class,
 )
 from busbar.scheduler.fit.memory import RUNTIME_BYTES, activations
 from busbar.scheduler.fit.speed import step_seconds
@@ -91,7 +92,7 @@ def test_a_mode_that_does_not_fit_says_what_would_help_and_exits_2(tmp_path: Pat
     assert re.search(r"resident \* +no +\d+\.\d\d GiB", ran.output)
     assert "optimizer-offload   yes" in ran.output
     assert "optimizer-offload would fit with" not in ran.output
-    assert "parameter-offload would fit with shape.memory: at least " in ran.output
+    assert "parameter-offload would fit with scratchDisk: at least " in ran.output
     assert "What would help:\n  mode: auto (" in ran.output
 
 
@@ -213,6 +214,33 @@ def test_the_scheduler_says_the_number_of_the_engines_plan(
     admitted = memory(shape, batch, mode)
     assert admitted.device_bytes - RUNTIME_BYTES == pytest.approx(least.device_bytes, rel=0.01)
     assert admitted.host_bytes == pytest.approx(max(least.host_bytes, 0), rel=0.01)
+
+
+@pytest.mark.parametrize(("allowed", "error"), [(2**40, 0.01), (40 * 2**30, 0.15)], ids=["all", "a part"])
+def test_the_scheduler_says_the_number_of_the_plan_with_state_on_disk(allowed: int, error: float) -> None:
+    """A part goes there by whole groups, which the formula does not know."""
+    shape = ModelShape.from_config(CONFIG_13B)
+    batch = BatchShape(8, 1024, 1, "bfloat16", scratch_disk_bytes=allowed)
+    limits = MemoryLimits(None, 0, False, disk_bytes=allowed)
+    every = layouts(demand_of(shape, batch), limits, "parameter-offload")
+    least = min((each for each in every if each.disk_bytes <= allowed), key=lambda plan: plan.host_bytes)
+    assert least.on_disk
+    admitted = memory(shape, batch, "parameter-offload").host_bytes
+    assert admitted == pytest.approx(least.host_bytes, rel=error)
+    assert workload_class(shape, batch) != workload_class(shape, replace(batch, scratch_disk_bytes=0))
+
+
+def test_state_on_disk_trains_what_the_host_has_no_room_for_and_says_so(tmp_path: Path) -> None:
+    host = "--gpu", "H200", "--host", "64Gi"
+    code, answer = ask(tmp_path, *host, mode="parameter-offload")
+    assert code == 2
+    code, answer = ask(tmp_path, *host, mode="parameter-offload", scratchDisk="130Gi")
+    made = answer["modes"]["parameter-offload"]["plan"]
+    assert (code, made["hostBytes"] < 63 * 2**30, made["diskBytes"] > 60 * 2**30) == (0, True, True)
+    file = job(tmp_path, mode="auto", scratchDisk="130Gi")
+    ran = CliRunner().invoke(plan, [str(file), "--gpu", "L4", "--host", "64Gi"])
+    assert ran.exit_code == 0
+    assert "of state are on disk: each step reads them and writes them back" in ran.output
 
 
 @pytest.mark.parametrize("sharding", ["optimizer", "gradients", "parameters"])

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from uuid import uuid4
 
 import torch
 
@@ -38,9 +39,11 @@ class DirectFile:
         note: told once if the file system does not support O_DIRECT.
     """
 
+    _access = os.O_WRONLY
+
     def __init__(self, path: Path, size: int, note: Callable[[str], object] = lambda text: None) -> None:
         self._path, self._note = path, note
-        self._buffered = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._buffered = os.open(path, self._access | os.O_CREAT | os.O_TRUNC, 0o644)
         self._opened = [self._buffered]
         self._direct: int | None = None  # None: not supported
         try:
@@ -52,7 +55,7 @@ class DirectFile:
 
     def _open_directly(self) -> None:
         try:
-            self._direct = os.open(self._path, os.O_WRONLY | os.O_DIRECT)
+            self._direct = os.open(self._path, self._access | os.O_DIRECT)
             self._opened.append(self._direct)
         except OSError as problem:
             if problem.errno not in _NOT_SUPPORTED:
@@ -74,11 +77,14 @@ class DirectFile:
         try:
             return os.pwrite(descriptor, data, offset)
         except OSError as problem:
-            if problem.errno != errno.EINVAL:
-                raise
+            self._use_page_cache(problem)
+        return 0
+
+    def _use_page_cache(self, problem: OSError) -> None:
+        if problem.errno != errno.EINVAL:
+            raise problem
         self._direct = None  # closed at the end: another thread may be using it
         self._say_unsupported()
-        return 0
 
     def _say_unsupported(self) -> None:
         self._note(
@@ -102,6 +108,49 @@ class DirectFile:
     def _close(self) -> None:
         for descriptor in self._opened:
             os.close(descriptor)
+
+
+class ScratchFile(DirectFile):
+    """Bytes on a disk for as long as they are used: they are zero at first, and written and read in any order.
+
+    The file has no name, so that nothing is left of it when the process ends, however it does. Nothing in it is durable.
+    Ranges that share a page are never written by two threads at once. Raises OSError, NoRoom if there is no space.
+    """
+
+    _access = os.O_RDWR
+
+    def __init__(self, folder: Path, size: int, note: Callable[[str], object] = lambda text: None) -> None:
+        path = folder / f".busbar-scratch-{os.getpid()}-{uuid4().hex[:8]}"
+        try:
+            super().__init__(path, size, note)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def read(self, into: torch.Tensor, offset: int) -> None:
+        """Fill `into`, uint8 on the host, with what stands at `offset`. Several threads may."""
+        room = into.numpy().data
+        done = 0
+        while done < len(room):
+            pages = (len(room) - done) // PAGE * PAGE
+            if self._direct is not None and pages and _aligned(into.data_ptr() + done, offset + done):
+                count = self._read_direct(self._direct, room[done : done + pages], offset + done)
+            else:
+                count = os.preadv(self._buffered, [room[done:]], offset + done)
+                if count == 0:
+                    raise EOFError("a read beyond the end of a scratch file")
+                os.posix_fadvise(self._buffered, offset + done, count, os.POSIX_FADV_DONTNEED)
+            done += count
+
+    def _read_direct(self, descriptor: int, room: memoryview, offset: int) -> int:
+        try:
+            return os.preadv(descriptor, [room], offset)
+        except OSError as problem:
+            self._use_page_cache(problem)
+        return 0
+
+    def close(self) -> None:
+        """Give the bytes back to the disk. No other thread may use the file then."""
+        self._close()
 
 
 class DirectReader:

@@ -54,6 +54,7 @@ def _why(demand: Demand, limits: MemoryLimits, mode: str) -> str:
     short = {
         "device": ("device", plan.device_bytes, limits.device_bytes, plan.device),
         "host": (f"host, in phase {phase},", plan.host_bytes, limits.host_bytes, on_host),
+        "disk": ("scratch disk", plan.disk_bytes, limits.disk_bytes, {"optimizer": plan.disk_bytes}),
     }
     where = "weights and" if plan.weight_slots else f"{plan.offloaded_fraction:.0%} of the"
     best = [f"{where} state on the host"] if mode == "auto" else []

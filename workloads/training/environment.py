@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -37,8 +38,10 @@ def run_from_pod(environment: Mapping[str, str]) -> Run:
     policy = parse_checkpoint(_json(environment, Env.CHECKPOINT, {}))
     if Env.OUTPUT_DIR not in environment:
         raise InvalidJob(Env.OUTPUT_DIR, "is not set", "the operator sets it from spec.output.uri")
+    scratch = Path(tempfile.gettempdir())  # on the node's disk, in a pod of the operator
     places = [
-        _places(part, spec, "pvc://output", None, Path(ARTIFACTS_ROOT), environment) for part, spec in runs
+        replace(_places(part, spec, "pvc://output", None, Path(ARTIFACTS_ROOT), environment), scratch=scratch)
+        for part, spec in runs
     ]
     name = f"{environment.get(Env.NAMESPACE, 'default')}/{environment.get(Env.JOB_NAME, 'job')}"
     owner = environment.get(Env.JOB_UID, name)

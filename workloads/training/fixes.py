@@ -1,6 +1,7 @@
 """What would make a job fit, cheapest first. No torch here.
 
-No copies in memory, more that the ranks of a gang divide, another mode, recomputed activations, a smaller micro-batch, and then more memory.
+No copies in memory, more that the ranks of a gang divide, another mode, recomputed activations, a smaller micro-batch, and then disk
+or more memory.
 
 Every fix is tried before it is named: with it, `plan.first_that_fits` finds a plan. Where no single change is enough
 they are joined, as in "mode: auto and shape.memory: at least 20480Mi more".
@@ -36,6 +37,7 @@ class Fix:
     micro_batch: int | None = None
     device_bytes: int | None = None
     host_bytes: int | None = None
+    disk_bytes: int | None = None
     copies: bool = True  # False: the job has none in memory
     sharding: str | None = None
 
@@ -56,8 +58,11 @@ class Fix:
         if self.host_bytes is not None:
             missing = max(0, self.host_bytes - (limits.host_bytes or 0))
             parts.append(f"shape.memory: at least {-(-missing // 2**20)}Mi more")
+        if self.disk_bytes is not None:
+            parts.append(f"scratchDisk: at least {-(-self.disk_bytes // 2**20)}Mi")
         how = [] if self.mode is None else [_placement(self.plan)]
         how += [] if self.activations is None else ["one more forward pass per step"]
+        how += [] if self.disk_bytes is None else ["state that each step reads from disk and writes back"]
         how += ["equal results"] if how and self.micro_batch is None else []
         return " and ".join(parts) + (f" ({', '.join(how)})" if how else "")
 
@@ -83,9 +88,9 @@ def find_fixes(demand: Demand, limits: MemoryLimits, mode: str) -> list[Fix]:
     ]
     both = [] if single else [*_two_changes(demand, limits, mode, other)]
     free = [*single, *both]
-    bought = [*_more_memory(demand, limits, mode, None)]
+    bought = [*_more_memory(demand, limits, mode, None), *_on_disk(demand, limits, mode, None)]
     if other is not None and not free:
-        bought += _more_memory(demand, limits, other, other)
+        bought += [*_more_memory(demand, limits, other, other), *_on_disk(demand, limits, other, other)]
     if demand.micro_batch > 1 and not free:
         bought += _more_memory(_with_micro_batch(demand, 1), limits, "auto", other, 1)
     return [*free, *sorted(_useful(bought), key=lambda fix: _price(fix, limits))][:MOST]
@@ -163,7 +168,8 @@ def _more_memory(
     demand: Demand, limits: MemoryLimits, mode: str, named: str | None, micro: int | None = None
 ) -> list[Fix]:
     """More memory on the device, or on the host; on both where neither is enough alone."""
-    least = layouts(demand, replace(limits, host_bytes=0), mode)  # with the fewest snapshot buffers
+    fewest = replace(limits, host_bytes=0)  # snapshot buffers
+    least = [plan for plan in layouts(demand, fewest, mode) if "disk" not in excess(plan)]
     on_device = [plan for plan in least if limits.host_bytes is None or plan.host_bytes <= limits.host_bytes]
     on_host = [plan for plan in least if "device" not in excess(plan)]
     fixes = []
@@ -179,23 +185,29 @@ def _more_memory(
     return fixes
 
 
+def _on_disk(demand: Demand, limits: MemoryLimits, mode: str, named: str | None) -> Iterator[Fix]:
+    """The least scratch disk with which it fits, where it is the host's memory that is short."""
+    if plan := first_that_fits(demand, replace(limits, disk_bytes=2**63), mode):
+        yield Fix(plan, named, disk_bytes=plan.disk_bytes)
+
+
 def _useful(fixes: list[Fix]) -> Iterator[Fix]:
-    """Those for which no other one asks for as little on both sides."""
-    asked = [(fix.device_bytes or 0, fix.host_bytes or 0) for fix in fixes]
-    for index, (device, host) in enumerate(asked):
+    """Those for which no other one asks for as little everywhere."""
+    asked = [(fix.device_bytes or 0, fix.host_bytes or 0, fix.disk_bytes or 0) for fix in fixes]
+    for index, own in enumerate(asked):
         less = [
             other
             for place, other in enumerate(asked)
-            if other[0] <= device and other[1] <= host and (other != (device, host) or place < index)
+            if all(a <= b for a, b in zip(other, own, strict=True)) and (other != own or place < index)
         ]
         if not less:
             yield fixes[index]
 
 
 def _price(fix: Fix, limits: MemoryLimits) -> int:
-    """A raised limit is cheaper than memory, and memory than another device."""
-    device = 2 if _needs_another_device(fix.device_bytes, limits) else 0
-    return device + (0 if fix.host_bytes is None else 1)
+    """A raised limit is cheaper than disk, disk than memory, and memory than another device."""
+    device = 4 if _needs_another_device(fix.device_bytes, limits) else 0
+    return device + (0 if fix.host_bytes is None else 2) + (0 if fix.disk_bytes is None else 1)
 
 
 def _needs_another_device(needed: int | None, limits: MemoryLimits) -> bool:

@@ -48,6 +48,7 @@ _NEUTRAL = {
     "activations",
     "schedule",
     "deviceMemory",
+    "scratchDisk",
     "evaluation",
     "state",
     "maxBadSteps",
@@ -157,6 +158,7 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         schedule=engine.schedule.value,
         order=DEFAULT_ORDER if engine.parallelism is None else engine.parallelism.order.value,
         sharding=DEFAULT_SHARDING if engine.parallelism is None else engine.parallelism.sharding.value,
+        scratch_disk_bytes=0 if engine.scratch_disk is None else to_bytes(engine.scratch_disk),
     )
 
 

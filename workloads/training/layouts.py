@@ -13,16 +13,16 @@ from busbar.workloads.training.plan import (
     lay_out,
     shown_bytes,
 )
-from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, lay_out_streamed, why_not_streamed
+from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, streamed_layouts, why_not_streamed
 
 RESIDENT, OPTIMIZER_OFFLOAD = "resident", "optimizer-offload"
 
 
 def layouts(demand: Demand, limits: MemoryLimits, mode: str) -> list[MemoryPlan]:
-    """What `mode` and `activations` allow: those that keep the activations first, of which the fastest first; last of
-    all the weights on the host."""
+    """What `mode` and `activations` allow: those that keep the activations first, of which the fastest first; then the
+    weights on the host, and last of all state on disk."""
     if mode == PARAMETER_OFFLOAD:
-        return [] if why_not_streamed(demand)[0] else [lay_out_streamed(demand, limits)]
+        return [] if why_not_streamed(demand)[0] else streamed_layouts(demand, limits)
     total = len(demand.groups)
     offload = {RESIDENT: [], OPTIMIZER_OFFLOAD: [total]}.get(mode, list(range(1, total + 1)))
     resident = [] if mode == OPTIMIZER_OFFLOAD else [(RESIDENT, 0)]
@@ -35,7 +35,7 @@ def layouts(demand: Demand, limits: MemoryLimits, mode: str) -> list[MemoryPlan]
         return found
     found = [replace(plan, why_mode=_why(plan)) for plan in found]
     if not why_not_streamed(demand)[0]:
-        found.append(lay_out_streamed(demand, limits, _why_streamed(found)))
+        found += streamed_layouts(demand, limits, _why_streamed(found))
     return found
 
 
@@ -70,4 +70,6 @@ def excess(plan: MemoryPlan) -> dict[str, int]:
         over["device"] = plan.device_bytes - plan.limits.device_bytes
     if plan.limits.host_bytes is not None and plan.host_bytes > plan.limits.host_bytes:
         over["host"] = plan.host_bytes - plan.limits.host_bytes
+    if plan.disk_bytes > plan.limits.disk_bytes:
+        over["disk"] = plan.disk_bytes - plan.limits.disk_bytes
     return over

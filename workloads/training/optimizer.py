@@ -20,9 +20,11 @@ from dataclasses import dataclass
 import torch
 from torch.optim.adamw import adamw
 
+from busbar.workloads.machine.direct_file import ScratchFile
 from busbar.workloads.machine.streams import Event, Stream, Streams
 from busbar.workloads.training.arena import Arena
-from busbar.workloads.training.chunks import Chunk, cut, state_elements
+from busbar.workloads.training.chunks import Chunk, Homes, state_elements
+from busbar.workloads.training.disk_tensor import DiskTensor, whole_pages
 from busbar.workloads.training.groups import FlatGroup, Piece
 from busbar.workloads.training.norm import Norm, ParameterNorm, clip_factor
 from busbar.workloads.training.pipeline import Pipeline
@@ -78,14 +80,19 @@ class OffloadedAdamW:
         *,
         fused: bool = True,
         norm: Norm | None = None,
+        disk: ScratchFile | None = None,
     ) -> None:
+        """`device` is where the updates run, and `disk` has room for the state of `plan.on_disk`."""
         self.settings, self.streams, self.fused = settings, streams, fused
         self._norm = norm or ParameterNorm(groups)
-        by_group = [(flat, list(cut(flat, plan, device, host))) for flat in groups]
+        homes = Homes(plan, device, host, disk)
+        by_group = [(flat, list(homes.cut(flat))) for flat in groups]
         self.chunks = [chunk for _, chunks in by_group for chunk in chunks]
         self._halves = {id(chunk): _halves(chunk) for chunk in self.chunks}  # made once: it takes a while
-        size = state_elements(plan.chunk_parameters, plan.dtype)
-        slots = [device.carve("staging", size, torch.float32) for _ in range(plan.slots)]
+        size, owner = state_elements(plan.chunk_parameters, plan.dtype), "staging"
+        if plan.on_disk:  # whole pages, which a disk reads and writes without a copy
+            size, owner = whole_pages(size * 4) // 4, "disk"
+        slots = [device.carve(owner, size, torch.float32) for _ in range(plan.slots)]
         self.pipeline = Pipeline(by_group, slots, streams)
         self._wide = [  # a chunk's gradient and master weights in fp32, under bfloat16
             device.carve("staging", plan.chunk_parameters, torch.float32)
@@ -175,12 +182,12 @@ class OffloadedAdamW:
     def _step_device(self, state: torch.Tensor) -> torch.device:
         return state.device if self.fused else torch.device("cpu")
 
-    def atoms(self) -> Iterator[tuple[str, torch.Tensor, slice]]:
+    def atoms(self) -> Iterator[tuple[str, torch.Tensor | DiskTensor, slice]]:
         """(name, piece of state, extent in the parameter) of all state: the plan-independent form."""
         for chunk in self.chunks:
             for piece in chunk.pieces:
                 extent = slice(piece.start, piece.start + piece.length)
-                for label, part in zip(("m", "v", "low"), chunk.parts(chunk.state, piece), strict=False):
+                for label, part in zip(("m", "v", "low"), chunk.kept_parts(piece), strict=False):
                     yield f"{label}/{piece.member.name}", part, extent
 
 

@@ -31,6 +31,7 @@ class Places:
     data: Path | None  # a file or a folder
     data_root: Path | None  # which links in `data` must not leave
     tokenizer: Path | None  # a saved tokenizer
+    scratch: Path | None = None  # for temporary files; None: beside the checkpoints
 
 
 def claim_folder(uri: str, claims: Path) -> Path:

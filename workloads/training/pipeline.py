@@ -1,11 +1,11 @@
 """The order of a step's loads, updates and stores.
 
-Updates run in forward order. A chunk whose state is on the device is updated in place. One on the host goes through a
-ring of staging slots:
+Updates run in forward order. A chunk whose state is where the updates run is updated in place. One on the host, or on a
+disk, goes through a ring of staging slots:
 
-    load     wait freed[slot];  copy host -> slot;  record loaded
+    load     wait freed[slot];  copy home -> slot;  record loaded
     update   wait loaded;       update the chunk;   record updated
-    store    wait updated;      copy slot -> host;  record freed[slot]
+    store    wait updated;      copy slot -> home;  record freed[slot]
 
 Loads do not depend on the gradients, so in the gated schedule as many as there are slots are under way while forward
 and backward run (`prefetch`). The host queues a whole step and waits for none of it: `launch` returns an event per
@@ -67,6 +67,7 @@ class Pipeline:
             queue.submit(lambda flat=flat: begin(flat))  # type: ignore[misc]
             for chunk in chunks:
                 if chunk.resident:
+                    assert isinstance(chunk.state, torch.Tensor)
                     queue.submit(lambda chunk=chunk: update(chunk, chunk.state))  # type: ignore[misc]
                 else:
                     self._through_a_slot(chunk, update)
@@ -86,7 +87,7 @@ class Pipeline:
         if (before := self._freed[slot]) is not None:
             load.wait(before)
         chunk = self._travelling[self._started]
-        load.copy(self._staging(slot, chunk), chunk.state)
+        chunk.load(load, self._staging(slot, chunk))
         self._loaded.append((load.record(), slot))
         self._turn = (slot + 1) % len(self._slots)
         self._started += 1
@@ -99,7 +100,7 @@ class Pipeline:
         queue.wait(loaded)
         queue.submit(lambda: update(chunk, staging))
         store.wait(queue.record())
-        store.copy(chunk.state, staging)
+        chunk.store(store, staging)
         self._freed[slot] = store.record()
         self.stored_bytes += staging.numel() * 4
         if self._started < len(self._travelling):

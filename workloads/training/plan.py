@@ -19,6 +19,8 @@ Device bytes (AdamW, P parameters, w bytes per weight: 4 for float32, 2 for bflo
     activations   what forward and backward of one micro-batch keep alive at their worst moment, or an evaluation,
                   or merging an adapter; with recomputation (`recompute`) the inputs of all blocks and the inside of one
 
+A scratch disk may hold state that neither side has room for, in `parameter-offload` only (see `streamed_plan`).
+
 Host bytes: the state that is not resident, buffers for the checkpoint that is being written, and, where the
 device is the host's memory (a CPU), the device bytes again. The buffers take what the host has left, up to a
 copy of everything; two blocks are enough (see `capture`). `checkpoint.memory` takes two copies of the state more.
@@ -59,6 +61,7 @@ when the last one comes."""
 MIN_BLOCKS = 2  # one is filled while the other is written
 RANDOM_STATE_BYTES = 8192
 COPIES = 2  # of the state in memory: one is whole while the other is written
+MOST_DISK_S = 600  # of a step that waits for state on disk: a run of a thousand such steps takes a week
 COPY_HEADER_BYTES = 2**20  # names, shapes and checksums of all tensors of a copy of the state
 SLOTS = 3  # one loading, one updating, one storing
 AHEAD = (
@@ -174,6 +177,7 @@ class MemoryLimits:
     host_bytes: int | None
     device_is_host: bool  # a CPU: the device arena takes host memory too
     device_capacity_bytes: int | None = None  # to which `deviceMemory` could be raised; None: not known
+    disk_bytes: int = 0  # of a scratch disk, which optimizer state may take
 
 
 @dataclass(frozen=True)
@@ -200,6 +204,8 @@ class MemoryPlan:
     weight_slots: int = (
         0  # of blocks on the device, whose weights live on the host; 0: all weights are on the device
     )
+    on_disk: tuple[str, ...] = ()  # groups whose optimizer state is on a scratch disk
+    disk_bytes: int = 0  # that it takes there
     why_mode: str = ""  # it was chosen; "": the job says so
     sharding: str = OPTIMIZER  # what `ranks` divide among them
     ranks: int = 1
@@ -222,6 +228,8 @@ class MemoryPlan:
         share = f", {self.offloaded_fraction:.0%} of the state on the host" if self.offloaded else ""
         if self.weight_slots:
             share = f", all weights and state on the host, {self.weight_slots} blocks at a time on the device"
+        if self.on_disk:
+            share += f", the state of {len(self.on_disk)} groups on disk"
         chosen = f" ({self.why_mode})" if self.why_mode else ""
         rows = [f"mode {self.mode}{share}{chosen}", f"activations: {self.activations}, {self.why}"]
         rows += [f"schedule: {GATED if self.gated else BLOCKING}"]
@@ -233,6 +241,7 @@ class MemoryPlan:
         )
         rows += [f"host {shown_bytes(self.host_bytes)} ({limit})"]
         rows += [f"  {owner:<12} {shown_bytes(size):>12}" for owner, size in self.host.items() if size]
+        rows += [f"scratch disk {shown_bytes(self.disk_bytes)}"] if self.on_disk else []
         shown = ", ".join(f"{phase} {shown_bytes(size)}" for phase, size in self.phases.items())
         return "\n".join(
             [*rows, f"host by phase: {shown}", f"checkpoint {shown_bytes(self.checkpoint_bytes)}"]
@@ -251,6 +260,7 @@ class MemoryPlan:
             "host": dict(self.host),
             "deviceBytes": self.device_bytes,
             "hostBytes": self.host_bytes,
+            "diskBytes": self.disk_bytes,
             "deviceLimitBytes": self.limits.device_bytes,
             "checkpointBytes": self.checkpoint_bytes,
             "hostPhases": dict(self.phases),
@@ -445,6 +455,27 @@ def _why(demand: Demand, recompute: bool) -> str:
     if recompute:
         return f"because no layout fits that keeps them ({shown_bytes(demand.activation_bytes)})"
     return "because they fit" if demand.recompute_bytes is not None else "because this model cannot recompute"
+
+
+def scratch_shortage(plan: MemoryPlan, free: int) -> InfeasiblePlan | None:
+    """Why `free` bytes of a scratch disk do not hold the state that the plan puts there, or None."""
+    if plan.disk_bytes <= free:
+        return None
+    why = f"state on disk needs {shown_bytes(plan.disk_bytes)} of scratch disk, and {shown_bytes(free)} are free"
+    return InfeasiblePlan(why, [f"shape.memory: at least {-(-plan.disk_bytes // 2**20)}Mi more"])
+
+
+def too_slow(plan: MemoryPlan, seconds: float) -> InfeasiblePlan | None:
+    """Why state on a disk that takes so many seconds in each step makes no sense, or None."""
+    if seconds <= MOST_DISK_S:
+        return None
+    why = (
+        f"each step would read {shown_bytes(plan.disk_bytes)} of state from disk and write them back in {seconds:.0f} s, and "
+        f"more than {MOST_DISK_S} s are refused"
+    )
+    return InfeasiblePlan(
+        why, [f"shape.memory: at least {-(-plan.disk_bytes // 2**20)}Mi more", "a faster disk"]
+    )
 
 
 def disk_shortage(plan: MemoryPlan, demand: Demand, keep: int, free: int) -> InfeasiblePlan | None:

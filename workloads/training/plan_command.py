@@ -44,7 +44,7 @@ class Machine:
     device_bytes: int | None
     host_bytes: int | None
 
-    def limits(self, device_memory: int | None) -> MemoryLimits:
+    def limits(self, device_memory: int | None, scratch_disk: int = 0) -> MemoryLimits:
         """The bytes that the plan may use: without those of Python, torch and the driver."""
         from busbar.scheduler.fit.memory import RUNTIME_BYTES
         from busbar.workloads.machine.limits import CUDA_RESERVE_BYTES, RESERVE_BYTES
@@ -55,7 +55,7 @@ class Machine:
         sizes = [size for size in (whole, device_memory) if size is not None]
         reserve = RESERVE_BYTES if on_cpu else CUDA_RESERVE_BYTES
         host = None if self.host_bytes is None else max(0, self.host_bytes - reserve)
-        return MemoryLimits(min(sizes, default=None), host, on_cpu, whole)
+        return MemoryLimits(min(sizes, default=None), host, on_cpu, whole, scratch_disk)
 
 
 @click.command(
@@ -158,6 +158,7 @@ def answer_for(
         spec.activations,
         spec.freeze,
         spec.loss,
+        spec.scratch_disk_bytes,
     )
     shape, positions = _shape(spec, claims)
     division = divide(spec.batch.sequences, spec.batch.micro_batch, pods, spec.order)
@@ -170,7 +171,7 @@ def answer_for(
         return over_ranks(replace(whole, memory_copies=copies), division, spec.sharding)
 
     demand = needed(batch)
-    limits = machine.limits(spec.device_memory_bytes)
+    limits = machine.limits(spec.device_memory_bytes, spec.scratch_disk_bytes)
     modes = {mode: _mode(mode, shape, batch, demand, limits, machine) for mode in MODES}
     answer: dict[str, Any] = {
         "parameters": shape.parameters,
@@ -393,6 +394,11 @@ def as_text(answer: Mapping[str, Any]) -> str:
             rows.append(f"{name} would fit with {own[0]}")
     chosen = answer["modes"][answer["mode"]]
     if chosen["fits"]:
+        if on_disk := chosen["plan"]["diskBytes"]:
+            rows.append(
+                f"{_size(on_disk)} of state are on disk: each step reads them and writes them back, in a time that is not in the "
+                "prediction."
+            )
         rows.append(f"A checkpoint has {_size(chosen['plan']['checkpointBytes'])}.")
         if chosen["checkpointBlocks"]:
             rows.append(

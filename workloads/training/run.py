@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from busbar.workloads.training.gang import Together
     from busbar.workloads.training.memory_copy import MemoryCopies
     from busbar.workloads.training.model import ModelRecipe
-    from busbar.workloads.training.plan import MemoryPlan
+    from busbar.workloads.training.plan import Demand, MemoryPlan
     from busbar.workloads.training.prediction import Prediction
     from busbar.workloads.training.preparation import Prepared
     from busbar.workloads.training.rows import Row
@@ -274,7 +274,7 @@ class Session:
         from busbar.workloads.training import model
         from busbar.workloads.training.choice import make_plan
         from busbar.workloads.training.identity import same_plan
-        from busbar.workloads.training.plan import COPIES, MemoryLimits, disk_shortage
+        from busbar.workloads.training.plan import COPIES, MemoryLimits
         from busbar.workloads.training.tokenizer import end_of_text_id, load_tokenizer, table_size
 
         torch.set_num_threads(self.run.threads)
@@ -295,10 +295,9 @@ class Session:
             demand = replace(demand, memory_copies=COPIES)
             if host is not None:  # what an earlier trainer copied is in the plan
                 host = max(0, host + copies.bytes - SUPERVISOR_BYTES)
-        plan = make_plan(demand, MemoryLimits(limit, host, on_cpu, free), self.spec.mode)
-        shortage = disk_shortage(plan, demand, self.run.checkpoint.keep, free_disk(self.places.checkpoints))
-        if shortage is not None:
-            raise shortage
+        limits = MemoryLimits(limit, host, on_cpu, free, self.spec.scratch_disk_bytes)
+        plan = make_plan(demand, limits, self.spec.mode)
+        self._check_disks(plan, demand)
         if not on_cpu:
             enforce_device_limit(limit, torch.cuda.get_device_properties(self.device).total_memory)
         self.reporter.note(plan.explain())
@@ -306,6 +305,35 @@ class Session:
         self.status.update(mode=plan.mode, activations=plan.activations, memory=_memory(plan, self.measured))
         together.agree(same_plan(self.spec, plan))
         return recipe, plan
+
+    def _check_disks(self, plan: MemoryPlan, demand: Demand) -> None:
+        """Refuse a run for whose files, or for whose state, there is no room, or whose disk is too slow for its state."""
+        from busbar.workloads.training.disk_tensor import measure_disk
+        from busbar.workloads.training.plan import disk_shortage, scratch_shortage, shown_bytes, too_slow
+
+        checkpoints, scratch = self.places.checkpoints, self.scratch
+        free = free_disk(checkpoints)
+        if plan.on_disk:
+            scratch.mkdir(parents=True, exist_ok=True)
+            if (shortage := scratch_shortage(plan, free_disk(scratch))) is not None:
+                raise shortage
+            if scratch.stat().st_dev == checkpoints.stat().st_dev:
+                free -= plan.disk_bytes
+        if (shortage := disk_shortage(plan, demand, self.run.checkpoint.keep, free)) is not None:
+            raise shortage
+        if plan.on_disk:
+            rates = measure_disk(scratch)
+            seconds = rates.seconds(plan.disk_bytes)
+            if (refusal := too_slow(plan, seconds)) is not None:
+                raise refusal
+            self.reporter.note(
+                f"each step reads {shown_bytes(plan.disk_bytes)} of state from {scratch} and writes them back: {seconds:.3g} s "
+                f"one after the other, at {rates.read / 1e9:.2g} and {rates.write / 1e9:.2g} GB/s measured here"
+            )
+
+    @property
+    def scratch(self) -> Path:
+        return self.places.scratch or self.places.checkpoints
 
     def _predict(self, recipe: ModelRecipe, plan: MemoryPlan, together: Together) -> None:
         """Say how long a step and a checkpoint will take; of a gang, and with the weights on the host, nothing is predicted. On a CPU it is not asked: what
@@ -376,7 +404,7 @@ class Session:
         from busbar.workloads.training.trainer import Trainer
 
         self._phase("Preparing", "building the model")
-        trainer = Trainer(self.spec, recipe, plan, self.device, ranks=together.ranks)
+        trainer = Trainer(self.spec, recipe, plan, self.device, ranks=together.ranks, scratch=self.scratch)
         self.cell = {
             "class": _workload_class(recipe.config.to_dict(), self.spec),
             "mode": plan.mode,
@@ -518,6 +546,7 @@ def _workload_class(config: dict[str, Any], spec: EngineSpec) -> str:
         spec.activations,
         spec.freeze,
         spec.loss,
+        spec.scratch_disk_bytes,
     )
     try:
         whole = workload_class(ModelShape.from_config(config), batch)

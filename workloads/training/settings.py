@@ -134,3 +134,4 @@ class EngineSpec:
     )
     order: str = "fast"  # in which gradients are added up: fast | fixed (see `division`)
     sharding: str = OPTIMIZER  # what is divided among the ranks of a gang: optimizer | gradients | parameters
+    scratch_disk_bytes: int = 0  # of the disk for temporary files, which optimizer state may take

@@ -1,4 +1,4 @@
-"""The bytes of a checkpoint: where they lie in memory, and the host buffers through which they go to disk.
+"""The bytes of a checkpoint: where they lie, and the host buffers through which they go to disk.
 
 Tensors stand in the file group by group in forward order, so that what the next update changes first is also copied
 first. The bytes are cut into blocks of one size, and a group's range of blocks is what an update of it waits for
@@ -18,23 +18,32 @@ import torch
 from busbar.workloads.machine.streams import CallerStream, CudaStream, Stream
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.capture import Capture, Source
+from busbar.workloads.training.disk_tensor import DiskTensor
 from busbar.workloads.training.groups import FlatGroup
 from busbar.workloads.training.layout import Entry, Extent, Layout
-from busbar.workloads.training.loaded import Loaded
+from busbar.workloads.training.loaded import READ_BYTES, Loaded
 from busbar.workloads.training.optimizer import OffloadedAdamW
 from busbar.workloads.training.plan import MemoryPlan
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Bytes of one tensor in memory, and where they go in the data section."""
+    """Bytes of one tensor, and where they go in the data section."""
 
     begin: int
-    source: torch.Tensor  # uint8, flat
+    source: torch.Tensor | DiskTensor  # uint8, flat
 
     @property
     def end(self) -> int:
         return self.begin + self.source.numel()
+
+    def copy(self, low: int, high: int, target: torch.Tensor) -> None:
+        """Bytes `low` to `high` of the data section into `target`."""
+        part = self.source[low - self.begin : high - self.begin]
+        if isinstance(part, DiskTensor):
+            part.read(target)
+        else:
+            target.copy_(part, non_blocking=True)
 
 
 class Snapshot:
@@ -114,19 +123,28 @@ class Snapshot:
             if run.begin >= end:
                 break
             low, high = max(run.begin, start), min(run.end, end)
-            data[low - start : high - start].copy_(
-                run.source[low - run.begin : high - run.begin], non_blocking=True
-            )
+            run.copy(low, high, data[low - start : high - start])
 
     def restore(self, loaded: Loaded) -> None:
         """Load a checkpoint's tensors into the places of this run's plan, and of this rank's slices."""
         with torch.no_grad():
             for name, part, extent in [*self._weights(), *self._optimizer.atoms()]:
-                loaded.read_into(name, extent.start, part)
+                if isinstance(part, DiskTensor):
+                    _restore_to_disk(loaded, name, extent.start, part)
+                else:
+                    loaded.read_into(name, extent.start, part)
+
+
+def _restore_to_disk(loaded: Loaded, name: str, start: int, target: DiskTensor) -> None:
+    room = torch.empty(min(target.numel(), READ_BYTES // target.dtype.itemsize), dtype=target.dtype)
+    for first in range(0, target.numel(), room.numel()):
+        part = target[first : first + room.numel()]
+        loaded.read_into(name, start + first, room[: part.numel()])
+        part.write(room[: part.numel()])
 
 
 def _own_parts(
-    pieces: Sequence[tuple[str, torch.Tensor, slice]],
+    pieces: Sequence[tuple[str, torch.Tensor | DiskTensor, slice]],
 ) -> dict[str, tuple[torch.dtype, slice]]:
     """Type and extent of each tensor that `pieces` make up; a slice has one run of a parameter at most."""
     found: dict[str, tuple[torch.dtype, slice]] = {}
@@ -164,7 +182,7 @@ def _kinds(names: Iterable[str]) -> list[str]:
     return sorted({name.partition("/")[0] for name in names})
 
 
-def _run(entry: Entry, source: torch.Tensor, start: int) -> _Run:
+def _run(entry: Entry, source: torch.Tensor | DiskTensor, start: int) -> _Run:
     return _Run(entry.begin + start * entry.dtype.itemsize, source.view(torch.uint8))
 
 

@@ -4,8 +4,10 @@
               where the device has room, and GRADIENT_SLOTS for its gradients; activations, recomputed
     host      all weights, gradients and optimizer state; room for a block's gradients of a later micro-batch until
               they are added up; what the update of bfloat16 weights needs beside its chunk
+    disk      the optimizer state of the last groups, as many as the host has no room for, if the job allows it some; then
+              SLOTS chunks of state stand on the host while one is read, one updated and one written
 
-A slot takes the largest block, its frozen weights included.
+A slot of weights takes the largest block, its frozen weights included.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from busbar.workloads.training.plan import (
     EVALUATION_BYTES,
     KEEP,
     RECOMPUTE,
+    SLOTS,
     Demand,
     GroupSize,
     MemoryLimits,
@@ -21,6 +24,7 @@ from busbar.workloads.training.plan import (
     aligned,
     assemble,
     chunk_parameters,
+    chunk_sizes,
     copy_bytes,
     is_gated,
     own_checkpoint_bytes,
@@ -30,6 +34,7 @@ from busbar.workloads.training.plan import (
 PARAMETER_OFFLOAD = "parameter-offload"
 WEIGHT_SLOTS = 2  # one is computed with, the other is loaded
 GRADIENT_SLOTS = 2  # one is filled, the other is brought to the host
+PAGE = 4096
 
 
 def why_not_streamed(demand: Demand) -> tuple[str, str]:
@@ -59,8 +64,16 @@ def _block_weights(demand: Demand) -> dict[str, int]:
     return found
 
 
-def lay_out_streamed(demand: Demand, limits: MemoryLimits, why: str = "") -> MemoryPlan:
-    """Bytes per owner; `why` the mode was chosen."""
+def streamed_layouts(demand: Demand, limits: MemoryLimits, why: str = "") -> list[MemoryPlan]:
+    """With all state on the host, then with that of the last group on disk, of the last two and so on."""
+    most = len(demand.groups) if limits.disk_bytes else 0
+    return [lay_out_streamed(demand, limits, why, count) for count in range(most + 1)]
+
+
+def lay_out_streamed(
+    demand: Demand, limits: MemoryLimits, why: str = "", groups_on_disk: int = 0
+) -> MemoryPlan:
+    """Bytes per owner when the state of the last `groups_on_disk` groups is on disk; `why` the mode was chosen."""
 
     def bytes_of(groups: list[GroupSize]) -> int:
         return sum(aligned(group.parameters * demand.weight_bytes) for group in groups)
@@ -70,6 +83,8 @@ def lay_out_streamed(demand: Demand, limits: MemoryLimits, why: str = "") -> Mem
     slots, gradients = _block_weights(demand), max(inner, default=0)
     slot, chunk = max(slots.values()), chunk_parameters(demand)
     weights = outer + sum(inner)
+    cut = len(demand.groups) - groups_on_disk
+    on_disk = demand.groups[cut:]
     scratch = 2 * aligned(chunk * 4) if demand.dtype != "float32" else 0
     frozen_inside = sum(demand.frozen_in_blocks.values())
     least = min(WEIGHT_SLOTS, len(slots))
@@ -84,9 +99,11 @@ def lay_out_streamed(demand: Demand, limits: MemoryLimits, why: str = "") -> Mem
     host = {
         "parameters": weights,
         "gradients": weights,
-        "optimizer": state_bytes(demand, demand.groups),
+        "optimizer": state_bytes(demand, demand.groups[:cut]),
         "staging": gradients + scratch,
     }
+    if on_disk:
+        host["disk"] = SLOTS * _pages(chunk * demand.state_bytes_per_parameter)
     if frozen_inside:
         host["base"] = frozen_inside
     more = _more_slots(demand, limits, sum(device.values()), sum(host.values()), slot)
@@ -101,7 +118,7 @@ def lay_out_streamed(demand: Demand, limits: MemoryLimits, why: str = "") -> Mem
             dtype=demand.dtype,
             offloaded=(),  # the updates do not move it: it is where they run
             chunk_parameters=chunk,
-            slots=0,
+            slots=SLOTS if on_disk else 0,
             device=device,
             host=host,
             limits=limits,
@@ -110,10 +127,21 @@ def lay_out_streamed(demand: Demand, limits: MemoryLimits, why: str = "") -> Mem
             why="while their block is on the device",
             gated=is_gated(demand, demand.groups),
             weight_slots=least + more,
+            on_disk=tuple(group.name for group in on_disk),
+            disk_bytes=sum(
+                _pages(size * demand.state_bytes_per_parameter)
+                for group in on_disk
+                for size in chunk_sizes(group.parameters, chunk)
+            ),
             why_mode=why,
         ),
         demand.model_bytes + weights + frozen_inside + on_device,
     )
+
+
+def _pages(size: int) -> int:
+    """A chunk's state on disk, and where it stands on the host, are whole pages."""
+    return -(-size // PAGE) * PAGE
 
 
 def _more_slots(demand: Demand, limits: MemoryLimits, device_bytes: int, host_bytes: int, slot: int) -> int:

@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import math
 import resource
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
-from busbar.workloads.machine.streams import CallerStream, Streams, open_streams
+from busbar.workloads.machine.direct_file import ScratchFile
+from busbar.workloads.machine.streams import CallerStream, Streams, WorkerStream, open_streams
 from busbar.workloads.training import tiled_loss
 from busbar.workloads.training.activations import LiveBytes, known_tensors
 from busbar.workloads.training.arena import Arena
@@ -76,8 +79,9 @@ class Trainer:
         fused: bool = True,
         ranks: Ranks | None = None,
         streams: Streams | None = None,
+        scratch: Path | None = None,
     ) -> None:
-        """`streams` are those of the device, unless they are given."""
+        """`streams` are those of the device, unless they are given; `scratch` is the folder for state on disk."""
         ranks = ranks or Alone()
         self.spec, self.plan, self.device = spec, plan, device
         self.model = recipe.build()  # on the host; the arenas take their memory as it moves out
@@ -120,8 +124,21 @@ class Trainer:
                 shards = GradientShards(ranks, division, self.groups, self.device_arena, self.model, before)
             self.spread = Spread(ranks, division, self.groups, self.device_arena, spec.seed, shards)
             norm = RowNorm(self.groups, ranks)
+        self.disk: ScratchFile | None = None  # None: no state is there
+        queues = self.streams
+        if plan.on_disk:
+            self.disk = ScratchFile(scratch or Path(tempfile.gettempdir()), plan.disk_bytes)
+            queues = replace(queues, load=WorkerStream("read"), store=WorkerStream("write"))
         self.optimizer = OffloadedAdamW(
-            self.groups, spec.optimizer, plan, home, self.host_arena, self.streams, fused=fused, norm=norm
+            self.groups,
+            spec.optimizer,
+            plan,
+            home,
+            self.host_arena,
+            queues,
+            fused=fused,
+            norm=norm,
+            disk=self.disk,
         )
         self.gates = self._make_gates()
         self.snapshot = Snapshot(self.groups, self.optimizer, self.host_arena, plan)
@@ -262,6 +279,10 @@ class Trainer:
 
     def close(self) -> None:
         self.streams.close()
+        if self.disk is not None:
+            self.optimizer.streams.load.close()
+            self.optimizer.streams.store.close()
+            self.disk.close()
         self.host_arena.unpin()
 
 
