@@ -96,7 +96,8 @@ class Way:
         self.plan = plan_of(demand, on_disk=name != MEMORY)
         self.trainer = Trainer(spec, recipe, self.plan, CPU, scratch=folder)
         if name == SYNCHRONOUS:
-            caller, pipeline = CallerStream(), self.trainer.optimizer.pipeline
+            optimizer: Any = self.trainer.optimizer
+            caller, pipeline = CallerStream(), optimizer.pipeline
             pipeline._streams = replace(pipeline._streams, load=caller, update=caller, store=caller)
         self.data = size.data()
         self.losses: list[float] = []

@@ -15,6 +15,8 @@ smallest batch that hides them, the ratio falls as the batch grows. At each rate
     streamed                 `parameter-offload` in the gated schedule with as many slots as `--slots` says
     streamed, blocking       the same, ending each step when all updates are done
 
+Without a backward pass (`ZerothOrder`) two more ways take turns: with the weights on the device, and streamed.
+
 Beside the streamed rows stands the fluid model (`scheduler/fit/timeline.py`), with the forward and update seconds that
 were measured. The bars: streamed at least 0.9 of the speed of `resident, recomputing` at the ratios of at most 1; peak
 on the device at most 40 % of the resident engine's; and in a second model, whose weights are ten times `deviceMemory`,
@@ -47,15 +49,20 @@ from busbar.workloads.training.groups import blocks
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.model import measure_demand, open_model
 from busbar.workloads.training.plan import KEEP, RECOMPUTE, MemoryLimits
+from busbar.workloads.training.settings import ADAMW, ZEROTH_ORDER
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, lay_out_streamed
 from busbar.workloads.training.trainer import Trainer
 
 MIB = 2**20
 WAYS = {
-    "resident, recomputing": ("resident", RECOMPUTE, "blocking"),
-    "resident, keeping": ("resident", KEEP, "blocking"),
-    "streamed": (PARAMETER_OFFLOAD, "auto", "gated"),
-    "streamed, blocking": (PARAMETER_OFFLOAD, "auto", "blocking"),
+    "resident, recomputing": ("resident", RECOMPUTE, "blocking", ADAMW),
+    "resident, keeping": ("resident", KEEP, "blocking", ADAMW),
+    "streamed": (PARAMETER_OFFLOAD, "auto", "gated", ADAMW),
+    "streamed, blocking": (PARAMETER_OFFLOAD, "auto", "blocking", ADAMW),
+}
+ZEROTH = {
+    "zeroth order, resident": ("resident", "auto", "auto", ZEROTH_ORDER),
+    "zeroth order, streamed": (PARAMETER_OFFLOAD, "auto", "auto", ZEROTH_ORDER),
 }
 
 
@@ -98,7 +105,7 @@ class Way:
     def __init__(
         self, name: str, size: Size, slots: int, pace: Pace | None, device_bytes: int | None
     ) -> None:
-        mode, activations, schedule = WAYS[name]
+        mode, activations, schedule, optimizer = {**WAYS, **ZEROTH}[name]
         spec = parse_engine(
             {
                 "model": {"config": size.config()},
@@ -106,7 +113,12 @@ class Way:
                 "data": {"uri": "pvc://text", "sequenceLength": size.length},
                 "steps": 100_000,
                 "batch": {"sequences": size.sequences, "microBatch": size.sequences // 2},
-                "optimizer": {"learningRate": 1e-4, "schedule": "constant", "gradientClip": 1.0},
+                "optimizer": {
+                    "name": optimizer,
+                    "learningRate": 1e-4,
+                    "schedule": "constant",
+                    "gradientClip": 1.0,
+                },
                 "mode": mode,
                 "activations": activations,
                 "dtype": size.dtype,
@@ -118,7 +130,7 @@ class Way:
         recipe = PacedRecipe(plainly.config, None, plainly.dtype, plainly.seed, pace=pace)
         self.demand = measure_demand(plainly, spec, CPU)
         limits = MemoryLimits(device_bytes, None, True)
-        if mode == PARAMETER_OFFLOAD and device_bytes is None:
+        if name in WAYS and mode == PARAMETER_OFFLOAD and device_bytes is None:
             least = lay_out_streamed(self.demand, limits)
             more = (slots - least.weight_slots) * least.device["slots"] // least.weight_slots
             limits = MemoryLimits(least.device_bytes + more, None, True)
@@ -245,6 +257,47 @@ def row(
     }
 
 
+def zeroth_rows(given: argparse.Namespace) -> dict[str, Any]:
+    """Two forward passes and no backward pass, with the weights on the device and on the host."""
+    size, pace = Size(256, given.layers, 64, 4, given.dtype), ReadyPace(given.block_ms / 1000)
+    ways = {name: Way(name, size, given.slots, pace, None) for name in ZEROTH}
+    resident, streamed = (ways[name] for name in ZEROTH)
+    for way in ways.values():
+        way.steps(2)
+    inner = [group for group in streamed.demand.groups if group.is_block]
+    weights = inner[0].parameters * streamed.demand.weight_bytes
+    found: dict[str, Any] = {}
+    for number, ratio in enumerate(given.ratios):
+        for way in ways.values():
+            way.load.bytes_per_s = way.store.bytes_per_s = weights / (pace.forward_s * ratio)
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for turn in range(given.turns):
+            progress(f"zeroth order ({number + 1} of {len(given.ratios)})", turn, given.turns)
+            for name, way in ways.items():
+                seconds[name].append(way.steps(given.steps)[0])
+        progress(f"zeroth order ({number + 1} of {len(given.ratios)})", given.turns, given.turns)
+        medians = {name: statistics.median(each) for name, each in seconds.items()}
+        found[f"ratio {ratio:g}"] = {
+            "secondsPerStep": {name: round(each, 4) for name, each in medians.items()},
+            "speedOfResident": round(
+                medians["zeroth order, resident"] / medians["zeroth order, streamed"], 4
+            ),
+        }
+    assert resident.losses == streamed.losses
+    for way in ways.values():
+        way.close()
+    peaks = {name: way.trainer.device_arena.peak_bytes for name, way in ways.items()}
+    return {
+        "rows": found,
+        "equalSteps": len(resident.losses),
+        "late": round(pace.late / pace.passes, 4),
+        "devicePeakBytes": peaks,
+        "peakOfResident": round(
+            streamed.trainer.device_arena.peak_bytes / resident.trainer.device_arena.peak_bytes, 4
+        ),
+    }
+
+
 def ten_times(given: argparse.Namespace) -> dict[str, Any]:
     """A model whose weights are ten times the device's memory, without pacing."""
     progress("a model ten times deviceMemory", 0, 1)
@@ -291,6 +344,7 @@ def main() -> None:
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.5, 0.9, 1.5])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=2, help="of a turn")
+    parser.add_argument("--only", choices=["zeroth"], help="the runs without a backward pass alone")
     given = parser.parse_args()
     torch.set_num_threads(1)
     load_before = os.getloadavg()
@@ -300,8 +354,9 @@ def main() -> None:
         "machine": {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()},
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "load": {"before": load_before},
-        **rows(given),
-        "tenTimes": ten_times(given),
+        **({} if given.only == "zeroth" else rows(given)),
+        "zerothOrder": zeroth_rows(given),
+        **({} if given.only == "zeroth" else {"tenTimes": ten_times(given)}),
     }
     result["load"]["after"] = os.getloadavg()
     text = json.dumps(result, indent=2) + "\n"

@@ -60,11 +60,11 @@ from busbar.workloads.training.gates import Gates
 from busbar.workloads.training.groups import FlatGroup, bind, make_groups, rebind_gradients
 from busbar.workloads.training.optimizer import OffloadedAdamW
 from busbar.workloads.training.plan import Demand, MemoryLimits, lay_out
-from busbar.workloads.training.settings import AdamW
+from busbar.workloads.training.settings import OptimizerSpec
 from busbar.workloads.training.snapshot import Snapshot
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD
 
-SETTINGS = AdamW(
+SETTINGS = OptimizerSpec(
     learning_rate=3e-4,
     betas=(0.9, 0.95),
     eps=1e-8,

@@ -80,6 +80,7 @@ class StateFormat(StrEnum):
 
 class OptimizerName(StrEnum):
     ADAMW = "AdamW"
+    ZEROTH_ORDER = "ZerothOrder"
 
 
 class Schedule(StrEnum):
@@ -238,14 +239,20 @@ class Batch(SpecModel):
 class Optimizer(SpecModel):
     """The optimizer and its schedule."""
 
-    name: OptimizerName = Field(default=OptimizerName.ADAMW, description="Algorithm.")
+    name: OptimizerName = Field(
+        default=OptimizerName.ADAMW,
+        description="Algorithm. ZerothOrder has no backward pass: two forward passes tell the slope along a random direction, so "
+        "that neither gradients nor moments need memory. It takes many more steps, at a smaller learning rate.",
+    )
     learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(
         default=3e-4, description="Peak learning rate."
     )
     betas: Annotated[list[Beta], Field(min_length=2, max_length=2)] = Field(
-        default=[0.9, 0.95], description="Decay of the first and second moment."
+        default=[0.9, 0.95], description="Of AdamW: decay of the first and second moment."
     )
-    eps: Annotated[float, Field(gt=0, le=1)] = Field(default=1e-8, description="Added to the denominator.")
+    eps: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1e-8, description="Of AdamW: added to the denominator."
+    )
     weight_decay: Annotated[float, Field(ge=0, le=10)] = Field(
         default=0.1, description="Decoupled weight decay."
     )
@@ -254,7 +261,10 @@ class Optimizer(SpecModel):
     )
     schedule: Schedule = Field(default=Schedule.COSINE, description="Schedule after the warm-up.")
     gradient_clip: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
-        default=1.0, description="Largest global gradient norm."
+        default=1.0, description="Largest global gradient norm; of ZerothOrder, largest slope."
+    )
+    perturbation: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1e-3, description="Of ZerothOrder: how far from each weight the two points are."
     )
 
 
@@ -382,6 +392,22 @@ class TrainingEngine(SpecModel):
             cel="!has(self.optimizer) || self.optimizer.warmupSteps <= self.steps",
             message="optimizer.warmupSteps must not be greater than steps",
             holds=lambda engine: engine.optimizer.warmup_steps <= engine.steps,
+        ),
+        Rule(
+            cel="!has(self.optimizer) || self.optimizer.name != 'ZerothOrder' || "
+            "((!has(self.mode) || self.mode != 'optimizer-offload') && !has(self.scratchDisk) && "
+            "(!has(self.activations) || self.activations == 'auto'))",
+            message="optimizer.name: ZerothOrder has no state that could move and keeps no activations; set mode: auto, resident or "
+            "parameter-offload, and remove scratchDisk and activations",
+            field_path=".optimizer.name",
+            holds=lambda engine: (
+                engine.optimizer.name is not OptimizerName.ZEROTH_ORDER
+                or (
+                    engine.mode is not EngineMode.OPTIMIZER_OFFLOAD
+                    and engine.scratch_disk is None
+                    and engine.activations is Activations.AUTO
+                )
+            ),
         ),
         Rule(
             cel="!has(self.activations) || self.activations != 'swap'",

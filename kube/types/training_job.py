@@ -26,7 +26,14 @@ from busbar.kube.types.meta import (
 from busbar.kube.types.pod_template import PodTemplate
 from busbar.kube.types.rules import Rule, exactly_one_of, immutable
 from busbar.kube.types.shape import AcceleratorList, GangShape
-from busbar.kube.types.training_engine import MOST_ADAPTERS, EngineMode, Order, Sharding, TrainingEngine
+from busbar.kube.types.training_engine import (
+    MOST_ADAPTERS,
+    EngineMode,
+    OptimizerName,
+    Order,
+    Sharding,
+    TrainingEngine,
+)
 
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0)]
@@ -71,8 +78,16 @@ def _order_holds(engine: TrainingEngine | None, shape: GangShape) -> bool:
 
 def _one_process_holds(engine: TrainingEngine | None, shape: GangShape) -> bool:
     """Whether a job whose weights are on the host has one pod, and adds micro-batches up as they come."""
-    if engine is None or engine.mode is not EngineMode.PARAMETER_OFFLOAD:
-        return True
+    return engine is None or engine.mode is not EngineMode.PARAMETER_OFFLOAD or _is_one_process(engine, shape)
+
+
+def _zeroth_order_holds(engine: TrainingEngine | None, shape: GangShape) -> bool:
+    """The same of one without a backward pass."""
+    zeroth = engine is not None and engine.optimizer.name is OptimizerName.ZEROTH_ORDER
+    return engine is None or not zeroth or _is_one_process(engine, shape)
+
+
+def _is_one_process(engine: TrainingEngine, shape: GangShape) -> bool:
     fixed = engine.parallelism is not None and engine.parallelism.order is Order.FIXED
     return shape.max_pods == 1 and not fixed
 
@@ -116,6 +131,12 @@ class TrainingJobSpec(SpecModel):
             "(self.shape.maxPods == 1 && (!has(self.engine.parallelism) || self.engine.parallelism.order != 'fixed'))",
             message="mode: parameter-offload runs in one process; set shape.maxPods: 1 and remove parallelism.order",
             holds=lambda spec: _one_process_holds(spec.engine, spec.shape),
+        ),
+        Rule(
+            cel="!has(self.engine) || !has(self.engine.optimizer) || self.engine.optimizer.name != 'ZerothOrder' || "
+            "(self.shape.maxPods == 1 && (!has(self.engine.parallelism) || self.engine.parallelism.order != 'fixed'))",
+            message="optimizer.name: ZerothOrder runs in one process; set shape.maxPods: 1 and remove parallelism.order",
+            holds=lambda spec: _zeroth_order_holds(spec.engine, spec.shape),
         ),
         Rule(
             cel="!has(self.engine) || !has(self.engine.scratchDisk) || self.shape.maxPods == 1",

@@ -25,7 +25,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from busbar.kube.types import AcceleratorPool, PerformanceProfile, Tenant, TrainingJob, quantity
-from busbar.kube.types.training_engine import Activations, EngineMode, Order, TrainingEngine
+from busbar.kube.types.training_engine import Activations, EngineMode, OptimizerName, Order, TrainingEngine
 from busbar.kube.types.training_job import TERMINAL_PHASES
 from busbar.operator.pools.nodes import link_class
 from busbar.operator.profiles.observations import (
@@ -129,7 +129,9 @@ def workload(job: TrainingJob) -> Workload:
         return Workload()
     modes: tuple[str, ...] = (str(engine.mode.value),)
     if engine.mode is EngineMode.AUTO:
-        modes = (*AUTO_MODES, STREAMED) if _can_stream(engine, job.spec.shape.max_pods) else AUTO_MODES
+        offloaded = engine.optimizer.name is not OptimizerName.ZEROTH_ORDER
+        modes = AUTO_MODES if offloaded else AUTO_MODES[:1]
+        modes += (STREAMED,) if _can_stream(engine, job.spec.shape.max_pods) else ()
     if engine.model.config is None:
         return Workload(
             modes=modes, steps=engine.all_steps
@@ -142,6 +144,7 @@ def workload(job: TrainingJob) -> Workload:
         activations=engine.activations.value,
         freeze=tuple(engine.freeze or ()),
         loss=engine.loss.value,
+        optimizer=engine.optimizer.name.value,
         scratch_disk_bytes=0 if engine.scratch_disk is None else quantity.to_bytes(engine.scratch_disk),
     )
     try:
@@ -150,7 +153,7 @@ def workload(job: TrainingJob) -> Workload:
         return Workload(modes=modes, steps=engine.all_steps)  # the engine will report what is missing
     gang = _gang(engine, job.spec.shape.min_pods)
     return Workload(
-        _class_name(model, batch, engine.optimizer.name.value),
+        _class_name(model, batch),
         _fitting(modes, engine, model, batch, gang),
         engine.all_steps,
         model,
@@ -173,9 +176,9 @@ def _can_stream(engine: TrainingEngine, pods: int) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _class_name(model: ModelShape, batch: BatchShape, optimizer: str) -> str:
+def _class_name(model: ModelShape, batch: BatchShape) -> str:
     """Every round asks for every job's."""
-    return workload_class(model, batch, optimizer)
+    return workload_class(model, batch)
 
 
 def _config(engine: TrainingEngine) -> dict[str, object]:

@@ -17,12 +17,13 @@ PRIOR_ERROR = 0.5
 """Half-width of a prior's interval, relative: data sheets are no better than that."""
 
 
-def workload_class(model: ModelShape, batch: BatchShape, optimizer: str = "AdamW") -> str:
+def workload_class(model: ModelShape, batch: BatchShape) -> str:
     """Readable name and digest of what speed depends on, for example `llama-7M-3f9a0c11`.
 
     What `auto` does with activations follows from the accelerator and the mode; what a job says of them counts.
     """
     shape = asdict(batch)
+    optimizer = shape.pop("optimizer")
     if shape["activations"] == AUTO:
         del shape["activations"]
     if shape["loss"] == WHOLE:

@@ -24,6 +24,9 @@ With P parameters of w bytes (4 in float32, 2 in bfloat16), of which T are train
                         two blocks' gradients; activations,      needs beside its chunk. State that may be on disk
                         always recomputed                        is there, but for three chunks on their way
 
+A zeroth-order run has no gradients and no moments, keeps no activations, and in bfloat16 has the low halves as its state; it
+has moved copies of the largest block's weights and of those around the blocks.
+
 Over the N pods of a gang (`Gang`) the optimizer is s T / N, and so are the chunks and the buffers. Gradients are
 w T / N where they are divided, the weights that are trained as well where those are, beside the largest block's and
 those of what stands around the blocks. A fixed order keeps sums of gradients, and pods exchange the largest group's.
@@ -50,6 +53,8 @@ RUNTIME_BYTES = 600 * 2**20
 _MIN_CHUNK, _MAX_CHUNK = 64 * 1024, 32 * 2**20
 _MIN_BLOCK, _MAX_BLOCK = 256 * 1024, 4 * 2**20
 _EXPORT_BYTES = 2**30
+_SIGN_BYTES = 9  # of each element of a run whose direction is told
+_MAX_RUN = 16 * 2**20
 _MOST_LEAVES = 8
 
 
@@ -97,6 +102,8 @@ ALONE = Gang()
 
 def state_bytes(batch: BatchShape) -> int:
     """Optimizer state of one parameter."""
+    if batch.is_zeroth_order:
+        return 0 if batch.dtype == "float32" else 2
     return 8 if batch.dtype == "float32" else 10
 
 
@@ -120,6 +127,15 @@ def activations(model: ModelShape, batch: BatchShape) -> int:
     inputs = model.layers * element * model.hidden
     inside = block + element * (2 * model.hidden + model.active_intermediate)
     return max(inputs + inside + table, inputs + 3 * logits + 4 * element * model.hidden, 3 * table)
+
+
+def forward_activations(model: ModelShape, batch: BatchShape) -> int:
+    """Bytes that a forward pass of one micro-batch keeps alive where there is no backward pass: of the block or of the
+    loss that needs the most. Within 3 % of what fake tensors say of Llama models."""
+    element = batch.micro_batch * batch.sequence_length * batch.weight_bytes
+    inside = max(3 * model.active_intermediate + 4 * model.hidden, 8 * model.hidden)
+    losses = (8 if batch.dtype == "float32" else 10) * logit_rows(batch) * model.vocabulary
+    return max(element * inside, losses + element * model.hidden)
 
 
 def decided(
@@ -148,6 +164,8 @@ def memory(model: ModelShape, batch: BatchShape, mode: str, gang: Gang = ALONE) 
     Raises:
         ValueError: a mode that no formula describes.
     """
+    if batch.is_zeroth_order:
+        return _zeroth_order(model, batch, mode)
     if mode not in MODES:
         raise ValueError(f"no memory formula for the mode {mode!r}; known are {', '.join(MODES)}")
     parameters, weight, each = model.parameters, batch.weight_bytes, state_bytes(batch)
@@ -176,6 +194,27 @@ def memory(model: ModelShape, batch: BatchShape, mode: str, gang: Gang = ALONE) 
     if gang.ranks > 1 and gang.sharding == "parameters":
         running += gradients  # the weights that are trained, gathered to be written
     return Footprint(device + activations(model, batch) + RUNTIME_BYTES, max(made, running))
+
+
+def _zeroth_order(model: ModelShape, batch: BatchShape, mode: str) -> Footprint:
+    """Without gradients: weights, moved copies of a block's and of those around the blocks, and what a pass keeps alive."""
+    weight, frozen = batch.weight_bytes, frozen_parts(model, batch.freeze)
+    trained = model.parameters - frozen_parameters(model, batch.freeze)
+    made, own_state = model.parameters * weight, trained * state_bytes(batch)
+    run = min(_MAX_RUN, max(_largest_block(model, batch), *_outer(model, batch)) // 16)
+    scratch = 0 if batch.dtype == "float32" else 8 * run
+    buffers = 2 * min(_MAX_BLOCK, max(_MIN_BLOCK, (trained * weight + own_state) // 32))
+    outer = model.parameters - model.layers * model.layer_parameters
+    trained_outer = outer - sum(size for part, size in frozen.items() if not part.startswith("block-"))
+    forward = forward_activations(model, batch)
+    passing = max(forward, forward // 2 + _SIGN_BYTES * run) + RUNTIME_BYTES
+    passing += (trained_outer + _largest_block(model, batch)) * weight
+    written = buffers + min(made, _EXPORT_BYTES)
+    if mode != PARAMETER_OFFLOAD:
+        return Footprint(made + own_state + scratch + passing, max(made, written))
+    home = made - (outer - trained_outer) * weight
+    on_host = home + own_state + scratch + _SIGN_BYTES * run + written
+    return Footprint((outer + 2 * model.layer_parameters) * weight + passing, max(made + home, on_host))
 
 
 def _weights_and_gradients(model: ModelShape, batch: BatchShape, gang: Gang) -> int:

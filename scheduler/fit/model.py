@@ -120,10 +120,16 @@ class BatchShape:
     """"whole", or "tiled": the logits of `TILE_TOKENS` tokens exist at a time, and are computed twice."""
     scratch_disk_bytes: int = 0
     """Of a disk, which optimizer state may take where weights are on the host."""
+    optimizer: str = "AdamW"
+    """"AdamW", or "ZerothOrder", which has two forward passes and no backward pass."""
 
     @property
     def weight_bytes(self) -> int:
         return 2 if self.dtype == "bfloat16" else 4
+
+    @property
+    def is_zeroth_order(self) -> bool:
+        return self.optimizer == "ZerothOrder"
 
     @property
     def tokens(self) -> int:

@@ -13,6 +13,8 @@ Per step, with T tokens, P parameters, s bytes of optimizer state per parameter 
               parameter-offload: weights come down for each micro-batch's forward and again for its backward pass, in
               which gradients go up; the host's processors update, at the speed of its memory. As no data sheet has
               that speed, the mode is taken to be no faster than optimizer-offload, before which nothing chooses it
+
+A zeroth-order step has two forward passes, 4 P T, and an update of the weights alone.
 """
 
 from __future__ import annotations
@@ -63,6 +65,8 @@ def step_seconds(
         slots: for chunks of state on their way, each a sixty-fourth of it.
         gated: whether updates run beside the next forward pass.
     """
+    if batch.is_zeroth_order:
+        return _zeroth_order_s(model, batch, mode, device, accelerators)
     if mode == PARAMETER_OFFLOAD:
         again = replace(batch, activations=RECOMPUTE)
         other_s = step_seconds(model, again, "optimizer-offload", device, accelerators, gated=gated)
@@ -81,6 +85,20 @@ def step_seconds(
         Rates(link, link, trained / update_s),
         gated=gated,
     ).seconds
+
+
+def _zeroth_order_s(
+    model: ModelShape, batch: BatchShape, mode: str, device: Accelerator, accelerators: float
+) -> float:
+    """Two forward passes, each of which brings weights on the host down once per micro-batch, and then the updates."""
+    trained = model.parameters - frozen_parameters(model, batch.freeze)
+    compute_s = _compute_s(model, batch, device, accelerators)
+    touched = 2 * trained * (state_bytes(batch) + batch.weight_bytes)
+    if mode != PARAMETER_OFFLOAD or device.name == "cpu":
+        return compute_s + touched / (device.memory_gb_per_s * 1e9)
+    micro_batches = batch.sequences // batch.micro_batch
+    moved = 2 * micro_batches * model.layers * model.layer_parameters * batch.weight_bytes
+    return max(compute_s, moved / (device.link_gb_per_s * 1e9)) + touched / (HOST_GB_PER_S * 1e9)
 
 
 def hiding_tokens(model: ModelShape, batch: BatchShape, device: Accelerator) -> int:
@@ -142,6 +160,8 @@ def again_ratio(model: ModelShape, batch: BatchShape) -> float:
 
 
 def _flops_per_token(model: ModelShape, batch: BatchShape) -> int:
+    if batch.is_zeroth_order:
+        return 4 * model.active_parameters
     again = 2 * model.layers * model.active_layer_parameters if batch.activations == RECOMPUTE else 0
     again += 2 * model.hidden * model.vocabulary if batch.loss == TILED else 0
     return 6 * model.active_parameters - 2 * frozen_parameters(model, batch.freeze) + again

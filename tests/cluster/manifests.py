@@ -48,6 +48,7 @@ def engine_job() -> JSON:
                     "warmupSteps": 1,
                     "schedule": "linear",
                     "gradientClip": 1.0,
+                    "perturbation": 0.001,
                 },
                 "dtype": "float32",
                 "mode": "optimizer-offload",

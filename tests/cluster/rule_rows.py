@@ -249,6 +249,35 @@ TRAINING = (
         {"spec/engine/mode": "parameter-offload", **FAST},
     ),
     Row(
+        m.engine_job,
+        "spec.engine",
+        "optimizer.name: ZerothOrder has no state that could move",
+        {"spec/engine/optimizer/name": "ZerothOrder", "spec/engine/activations": "auto", **FAST},
+        {
+            "spec/engine/optimizer/name": "ZerothOrder",
+            "spec/engine/activations": "auto",
+            "spec/engine/mode": "parameter-offload",
+            **FAST,
+        },
+        blames="spec.engine.optimizer.name",
+    ),
+    Row(
+        m.engine_job,
+        "spec",
+        "optimizer.name: ZerothOrder runs in one process",
+        {
+            "spec/engine/optimizer/name": "ZerothOrder",
+            "spec/engine/activations": "auto",
+            "spec/engine/mode": "auto",
+        },
+        {
+            "spec/engine/optimizer/name": "ZerothOrder",
+            "spec/engine/activations": "auto",
+            "spec/engine/mode": "auto",
+            **FAST,
+        },
+    ),
+    Row(
         m.engine_job_from_weights,
         "spec.engine",
         "scratchDisk takes state of mode parameter-offload only",

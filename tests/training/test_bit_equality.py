@@ -106,14 +106,14 @@ def test_the_state_really_travels_through_the_staging_slots() -> None:
     _, trainer = train_ours(engine(steps=3), "optimizer-offload", fused=True)
     state = 3 * sum(chunk.state.numel() * 4 for chunk in trainer.optimizer.chunks)
     assert len(trainer.optimizer.chunks) > 3 * trainer.plan.slots
-    assert trainer.optimizer.pipeline.loaded_bytes == trainer.optimizer.pipeline.stored_bytes == state
+    assert trainer.optimizer.loaded_bytes == trainer.optimizer.stored_bytes == state
     assert trainer.device_arena.used["optimizer"] == 0
     assert trainer.host_arena.used["optimizer"] == trainer.plan.host["optimizer"]
 
 
 def test_a_resident_run_moves_nothing() -> None:
     _, trainer = train_ours(engine(steps=3), "resident", fused=True)
-    assert trainer.optimizer.pipeline.loaded_bytes == trainer.optimizer.pipeline.stored_bytes == 0
+    assert trainer.optimizer.loaded_bytes == trainer.optimizer.stored_bytes == 0
     assert trainer.host_arena.used["optimizer"] == 0
 
 

@@ -27,7 +27,7 @@ from busbar.scheduler.fit import (
     unknown_patterns,
     workload_class,
 )
-from busbar.scheduler.fit.memory import RUNTIME_BYTES, activations
+from busbar.scheduler.fit.memory import RUNTIME_BYTES, activations, forward_activations
 from busbar.scheduler.fit.speed import step_seconds
 from busbar.workloads.training.activations import peak_activation_bytes
 from busbar.workloads.training.adapter import attach, merge_bytes
@@ -216,6 +216,33 @@ def test_the_scheduler_says_the_number_of_the_engines_plan(
     assert admitted.host_bytes == pytest.approx(max(least.host_bytes, 0), rel=0.01)
 
 
+@pytest.mark.parametrize("mode", ["resident", "parameter-offload"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("freeze", [(), ("*.[012345].*",)], ids=["all", "frozen"])
+def test_the_scheduler_says_the_number_of_the_plan_without_a_backward_pass(
+    mode: str, dtype: str, freeze: tuple[str, ...]
+) -> None:
+    for config in (CONFIG_13B, GPT2):
+        shape = ModelShape.from_config(config)
+        batch = BatchShape(8, 1024, 1, dtype, freeze=freeze, optimizer="ZerothOrder")
+        least = layouts(demand_of(shape, batch), MemoryLimits(None, 0, False), mode)[0]
+        admitted = memory(shape, batch, mode)
+        assert admitted.device_bytes - RUNTIME_BYTES == pytest.approx(least.device_bytes, rel=0.01)
+        assert admitted.host_bytes == pytest.approx(least.host_bytes, rel=0.01)
+        assert workload_class(shape, batch) != workload_class(shape, replace(batch, optimizer="AdamW"))
+
+
+def test_13_billion_parameters_train_on_24_gib_without_a_backward_pass(tmp_path: Path) -> None:
+    code, answer = ask(
+        tmp_path, "--gpu", "L4", "--host", "52Gi", optimizer={"name": "ZerothOrder", "learningRate": 1e-6}
+    )
+    assert (code, answer["modes"]["auto"]["plan"]["mode"]) == (0, "parameter-offload")
+    made = answer["modes"]["auto"]["plan"]
+    assert made["deviceBytes"] < 8 * 2**30
+    assert "ZerothOrder is not possible here" in answer["modes"]["optimizer-offload"]["why"]
+    assert ask(tmp_path, "--gpu", "L4", "--host", "64Gi")[0] == 2
+
+
 @pytest.mark.parametrize(("allowed", "error"), [(2**40, 0.01), (40 * 2**30, 0.15)], ids=["all", "a part"])
 def test_the_scheduler_says_the_number_of_the_plan_with_state_on_disk(allowed: int, error: float) -> None:
     """A part goes there by whole groups, which the formula does not know."""
@@ -284,6 +311,14 @@ def test_the_formula_of_activations_is_near_what_fake_tensors_say(
     )
     shape, batch = ModelShape.from_config(config), BatchShape(2, tokens, 2, dtype)
     assert activations(shape, batch) == pytest.approx(peaks.kept, rel=0.12)
+    _, alone = peak_activation_bytes(
+        lambda: made(AutoConfig.for_model(**given), dtype=getattr(torch, dtype)),
+        2,
+        tokens,
+        torch.device("cpu"),
+        backward=False,
+    )
+    assert forward_activations(shape, batch) == pytest.approx(alone.kept, rel=0.06)
     assert activations(shape, replace(batch, activations="recompute")) == pytest.approx(
         peaks.recomputed, rel=0.06
     )

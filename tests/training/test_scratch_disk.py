@@ -70,7 +70,7 @@ def test_it_trains_to_the_bits_of_state_in_memory(
     weights = dict(theirs.model.named_parameters())
     for name, weight in trainer.model.named_parameters():
         assert torch.equal(weight, weights[name]), name
-    moved = trainer.optimizer.pipeline
+    moved = trainer.optimizer
     assert moved.loaded_bytes == moved.stored_bytes > 0
     trainer.close()
 

@@ -96,17 +96,19 @@ def peak_activation_bytes(
     sequence: int,
     device: torch.device,
     evaluate: Callable[[torch.nn.Module, torch.Tensor], object] | None = None,
+    *,
+    backward: bool = True,
 ) -> tuple[torch.nn.Module, Peaks]:
-    """The fake model (for its shapes), and the peaks of one micro-batch."""
+    """The fake model (for its shapes), and the peaks of one micro-batch; without `backward`, of its forward pass alone."""
     with FakeTensorMode(allow_non_fake_inputs=True), whole_sequences(), device:
         model = build()
         model.train()
         for parameter in model.parameters():
-            if parameter.requires_grad:
+            if parameter.requires_grad and backward:
                 parameter.grad = torch.zeros_like(parameter)
         tokens = torch.zeros((micro_batch, sequence), dtype=torch.long, device=device)
         versions = buffer_versions(model)
-        kept = _peak_of_training(model, tokens)
+        kept = _peak_of_training(model, tokens) if backward else _peak_of_losses(model, tokens)
         changed = versions != buffer_versions(model)
         evaluation = 0
         if evaluate is not None:
@@ -115,6 +117,8 @@ def peak_activation_bytes(
                 evaluate(model, tokens)
             evaluation = count_evaluation.peak
             model.train()
+        if not backward:
+            return model, Peaks(kept, None, evaluation, "there is no backward pass")
         if not blocks(model):
             return model, Peaks(kept, None, evaluation, "it has no list of blocks")
         if changed:
@@ -125,6 +129,15 @@ def peak_activation_bytes(
         except Exception as problem:  # the model's own code, which may not bear a second forward pass
             return model, Peaks(kept, None, evaluation, f"{type(problem).__name__}: {problem!s:.200}")
     return model, Peaks(kept, recomputed, evaluation)
+
+
+def _peak_of_losses(model: torch.nn.Module, tokens: torch.Tensor) -> int:
+    model.eval()
+    with torch.no_grad(), LiveBytes([*known_tensors(model), tokens]) as count:
+        loss_of(model, tokens.clone(), tokens.clone()) * 1.0
+    model.train()
+    peak: int = count.peak
+    return peak
 
 
 def _peak_of_training(model: torch.nn.Module, tokens: torch.Tensor) -> int:

@@ -62,7 +62,7 @@ class _Outer:
     flat: FlatGroup
     weights: list[Weight]
     copy: torch.Tensor
-    gradients: torch.Tensor
+    gradients: torch.Tensor | None  # None: there are none
     updated: Event | None = None  # at home, and not yet here
     loaded: Event | None = None
 
@@ -100,13 +100,13 @@ class BlockSlots:
         largest = max(_slot_bytes(block) for block in self._blocks)
         self._slots = [Slot(device.carve("slots", largest, torch.uint8)) for _ in range(plan.weight_slots)]
         trained = [block.flat for block in self._blocks if block.flat is not None]
-        longest = max((flat.group.elements for flat in trained), default=0)
+        longest = max((flat.group.elements for flat in trained if flat.has_whole_gradients), default=0)
         dtype = groups[0].weights.dtype
         self._gradient_slots = [
             _GradientSlot(device.carve("gradients", longest, dtype))
             for _ in range(GRADIENT_SLOTS if longest else 0)
         ]
-        self._landing = host.carve("staging", longest, dtype)
+        self._landing = host.carve("staging", longest, dtype) if longest else torch.empty(0, dtype=dtype)
         self._updated: list[Event | None] = [None] * len(groups)
         self._fresh = [True] * len(groups)  # no gradient of this step has come home yet
         self._turn = 0  # the gradient slot that is used next
@@ -174,6 +174,8 @@ class BlockSlots:
         store = self._streams.store
         store.wait(self._streams.compute.record())
         for outer in self._outer.values():
+            if outer.gradients is None:
+                continue
             store.copy(outer.flat.gradients, outer.gradients)
             store.submit(outer.gradients.zero_)
             self.traffic.collected += outer.gradients.numel() * outer.gradients.itemsize
@@ -186,7 +188,8 @@ class BlockSlots:
         """A forward pass begins: what stands around the blocks is used where it is on the device."""
         for outer in self._outer.values():
             for weight in outer.weights:
-                weight.go(weight.in_slot(outer.copy.view(torch.uint8)), weight.in_gradients(outer.gradients))
+                own = None if outer.gradients is None else weight.in_gradients(outer.gradients)
+                weight.go(weight.in_slot(outer.copy.view(torch.uint8)), own)
 
     def _streamed(self, number: int, forward: Forward) -> Forward:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -219,7 +222,7 @@ class BlockSlots:
         self.end_backward()  # of the block behind it, whose gradients are complete now
         block, gradients = self._blocks[number], None
         slot = self._enter(number, forward=False)
-        if block.flat is not None:
+        if block.flat is not None and self._gradient_slots:
             gradients = self._gradient_slots[self._turn]
             self._turn = (self._turn + 1) % len(self._gradient_slots)
             if gradients.freed is not None:
@@ -352,7 +355,8 @@ def _trained(flat: FlatGroup) -> list[Weight]:
 def _outer(flat: FlatGroup, device: Arena) -> _Outer:
     elements, dtype = flat.group.elements, flat.weights.dtype
     copy = device.carve("parameters", elements, dtype)
-    return _Outer(flat, _trained(flat), copy, device.carve("gradients", elements, dtype))
+    gradients = device.carve("gradients", elements, dtype) if flat.has_whole_gradients else None
+    return _Outer(flat, _trained(flat), copy, gradients)
 
 
 def _frozen_outside(model: nn.Module, inner: Sequence[nn.Module]) -> list[nn.Parameter]:

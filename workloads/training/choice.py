@@ -16,6 +16,7 @@ from busbar.workloads.training.plan import (
     why_not_divided,
 )
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, why_not_streamed
+from busbar.workloads.training.zeroth_plan import why_not_zeroth
 
 
 def make_plan(demand: Demand, limits: MemoryLimits, mode: str) -> MemoryPlan:
@@ -25,7 +26,11 @@ def make_plan(demand: Demand, limits: MemoryLimits, mode: str) -> MemoryPlan:
         InfeasiblePlan: with bytes per owner and the cheapest fixes.
         InvalidJob: this job cannot run in that mode, whatever the memory.
     """
-    if mode == PARAMETER_OFFLOAD:
+    if demand.zeroth_order:
+        why, remedy = why_not_zeroth(demand, mode)
+        if why:
+            raise InvalidJob("spec.engine.optimizer.name", f"ZerothOrder is not possible here: {why}", remedy)
+    elif mode == PARAMETER_OFFLOAD:
         why, remedy = why_not_streamed(demand)
         if why:
             raise InvalidJob("spec.engine.mode", f"parameter-offload is not possible here: {why}", remedy)

@@ -168,10 +168,12 @@ def bind(
     rank: int = 0,
     ranks: int = 1,
     sharding: str = OPTIMIZER,
+    *,
+    gradients: bool = True,
 ) -> tuple[FlatGroup, ...]:
     """Move the parameters into the arena, group by group, and give each a gradient view, where gradients are whole.
 
-    Of divided weights this rank's slices are kept, and the parameters refer to none (see `let_go`).
+    Without `gradients` there are none at all. Of divided weights this rank's slices are kept, and the parameters refer to none (see `let_go`).
     """
     divided = sharding == PARAMETERS and ranks > 1
     weights = [
@@ -191,10 +193,11 @@ def bind(
             member.parameter.data = view
     release_free_memory()  # before the gradients take theirs: at no time is there more than a copy of the weights
     parts = 1 if sharding == OPTIMIZER else ranks
-    bound = [
-        FlatGroup(group, flat_weights, arena.carve("gradients", group.elements // parts, dtype), rank, ranks)
-        for group, flat_weights in zip(groups, weights, strict=True)
-    ]
+    bound = []
+    for group, flat_weights in zip(groups, weights, strict=True):
+        size = group.elements // parts
+        room = arena.carve("gradients", size, dtype) if gradients else torch.empty(0, dtype=dtype)
+        bound.append(FlatGroup(group, flat_weights, room, rank, ranks))
     rebind_gradients(bound)
     return tuple(bound)
 

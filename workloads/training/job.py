@@ -26,7 +26,6 @@ from busbar.kube.types.training_job import TrainingJob
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.settings import (
     WHOLE,
-    AdamW,
     Adapter,
     Batch,
     CheckpointPolicy,
@@ -35,13 +34,14 @@ from busbar.workloads.training.settings import (
     Evaluation,
     Fields,
     ModelSource,
+    OptimizerSpec,
     TokenizerSource,
 )
 
 BUILTIN_CORPORA = ("builtin://python-stdlib",)
 DEFAULT_EVERY_STEPS = 50
 DEFAULT_ORDER, DEFAULT_SHARDING = Order.FAST.value, Sharding.OPTIMIZER.value
-DEFAULTS = (("parallelism.order", DEFAULT_ORDER), ("loss", WHOLE))
+DEFAULTS = (("parallelism.order", DEFAULT_ORDER), ("loss", WHOLE), ("optimizer.perturbation", 1e-3))
 # Fields that change nothing in the numbers by design, and two for which a checkpoint has a place of its own.
 _NEUTRAL = {
     "mode",
@@ -133,7 +133,7 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         data=_data(engine.data),
         steps=engine.steps,
         batch=Batch(engine.batch.sequences, engine.batch.micro_batch),
-        optimizer=AdamW(
+        optimizer=OptimizerSpec(
             learning_rate=optimizer.learning_rate,
             betas=(optimizer.betas[0], optimizer.betas[1]),
             eps=optimizer.eps,
@@ -141,6 +141,8 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
             warmup_steps=optimizer.warmup_steps,
             schedule=optimizer.schedule.value,
             gradient_clip=optimizer.gradient_clip,
+            name=optimizer.name.value,
+            perturbation=optimizer.perturbation,
         ),
         dtype=engine.dtype.value,
         mode=engine.mode.value,

@@ -14,6 +14,7 @@ from busbar.workloads.training.plan import (
     shown_bytes,
 )
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, streamed_layouts, why_not_streamed
+from busbar.workloads.training.zeroth_plan import zeroth_layouts
 
 RESIDENT, OPTIMIZER_OFFLOAD = "resident", "optimizer-offload"
 
@@ -21,6 +22,8 @@ RESIDENT, OPTIMIZER_OFFLOAD = "resident", "optimizer-offload"
 def layouts(demand: Demand, limits: MemoryLimits, mode: str) -> list[MemoryPlan]:
     """What `mode` and `activations` allow: those that keep the activations first, of which the fastest first; then the
     weights on the host, and last of all state on disk."""
+    if demand.zeroth_order:
+        return zeroth_layouts(demand, limits, mode)
     if mode == PARAMETER_OFFLOAD:
         return [] if why_not_streamed(demand)[0] else streamed_layouts(demand, limits)
     total = len(demand.groups)

@@ -90,8 +90,7 @@ class Loop:
 
     def _publish(self) -> None:
         optimizer = self.trainer.optimizer
-        moved = optimizer.pipeline
-        self.status.count_traffic(moved.loaded_bytes, moved.stored_bytes, self._stalled_seconds)
+        self.status.count_traffic(optimizer.loaded_bytes, optimizer.stored_bytes, self._stalled_seconds)
         self.status.update(
             skippedSteps=optimizer.skipped,
             replayedSteps=self.journal.replayed,

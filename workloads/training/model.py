@@ -20,7 +20,7 @@ from busbar.workloads.training.freeze import freeze, frozen
 from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.plan import RECOMPUTE, Demand, aligned
 from busbar.workloads.training.saved_model import FIELD, check_files, vectors
-from busbar.workloads.training.settings import TILED, Adapter, EngineSpec
+from busbar.workloads.training.settings import TILED, ZEROTH_ORDER, Adapter, EngineSpec
 from busbar.workloads.training.state_file import is_finite
 from busbar.workloads.training.tiled_loss import tile, token_losses
 
@@ -228,6 +228,7 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device, 
             spec.data.sequence_length,
             device,
             None if spec.evaluation is None else token_losses,
+            backward=spec.optimizer.name != ZEROTH_ORDER,
         )
     except InvalidJob:
         raise
@@ -264,6 +265,7 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device, 
         activations=spec.activations,
         schedule=spec.schedule,
         recompute_bytes=peaks.recomputed,
+        zeroth_order=spec.optimizer.name == ZEROTH_ORDER,
     )
 
 

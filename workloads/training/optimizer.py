@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.optim.adamw import adamw
@@ -29,7 +30,7 @@ from busbar.workloads.training.groups import FlatGroup, Piece
 from busbar.workloads.training.norm import Norm, ParameterNorm, clip_factor
 from busbar.workloads.training.pipeline import Pipeline
 from busbar.workloads.training.plan import MemoryPlan
-from busbar.workloads.training.settings import AdamW
+from busbar.workloads.training.settings import OptimizerSpec
 
 
 def join(high: torch.Tensor, low: torch.Tensor, target: torch.Tensor) -> None:
@@ -66,13 +67,44 @@ class _Step:
     bad: torch.Tensor  # 1.0: the norm is not finite, and the step is to change nothing; else 0.0
 
 
+class Optimizer(Protocol):
+    """What changes the weights of a run."""
+
+    streams: Streams
+    chunks: list[Chunk]  # runs of state that is placed by the plan
+    updates: int  # skipped steps are not in it
+    skipped: int
+    # called before a stream changes weights or state of a group: a checkpoint may have to copy them first
+    before_update: Callable[[FlatGroup, Stream], object]
+
+    @property
+    def loaded_bytes(self) -> int:
+        """State that was brought to where it is updated, so far."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """State that was brought back."""
+
+    def prefetch(self) -> None:
+        """Begin to load what the next step needs."""
+
+    def step(self, learning_rate: float) -> tuple[float, list[Event]]:
+        """Queue the step's updates; returns a norm, which is not finite where nothing is changed, and an event per group."""
+
+    def drain(self) -> None:
+        """Wait until all that was queued is done. Raises what failed."""
+
+    def atoms(self) -> Iterator[tuple[str, torch.Tensor | DiskTensor, slice]]:
+        """(name, piece of state, extent in the parameter) of all state: the plan-independent form."""
+
+
 class OffloadedAdamW:
     """The optimizer of one run. `step` is called after backward with that step's learning rate."""
 
     def __init__(
         self,
         groups: Sequence[FlatGroup],
-        settings: AdamW,
+        settings: OptimizerSpec,
         plan: MemoryPlan,
         device: Arena,
         host: Arena,
@@ -103,8 +135,21 @@ class OffloadedAdamW:
         # Held until the next step is queued: updates read its tensors on a stream of their own, beside the next forward
         # pass, and torch gives memory that nobody holds to the stream that it came from, at once.
         self._under_way: _Step | None = None
-        # called before a stream changes weights or state of a group: a checkpoint may have to copy them first
         self.before_update: Callable[[FlatGroup, Stream], object] = lambda flat, stream: None
+
+    @property
+    def loaded_bytes(self) -> int:
+        return self.pipeline.loaded_bytes
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.pipeline.stored_bytes
+
+    def prefetch(self) -> None:
+        self.pipeline.prefetch()
+
+    def drain(self) -> None:
+        self.pipeline.drain()
 
     def step(self, learning_rate: float) -> tuple[float, list[Event]]:
         """Queue clipping and the update of every parameter (of this rank's slices).
@@ -183,7 +228,6 @@ class OffloadedAdamW:
         return state.device if self.fused else torch.device("cpu")
 
     def atoms(self) -> Iterator[tuple[str, torch.Tensor | DiskTensor, slice]]:
-        """(name, piece of state, extent in the parameter) of all state: the plan-independent form."""
         for chunk in self.chunks:
             for piece in chunk.pieces:
                 extent = slice(piece.start, piece.start + piece.length)
@@ -211,7 +255,7 @@ def _clear_others(flat: FlatGroup) -> None:
         flat.gradients[flat.start + flat.length :].zero_()
 
 
-def learning_rate(settings: AdamW, step: int, steps: int) -> float:
+def learning_rate(settings: OptimizerSpec, step: int, steps: int) -> float:
     """Rate of step `step` (from 0): linear warm-up, then the schedule down to zero at `steps`."""
     if step < settings.warmup_steps:
         return settings.learning_rate * (step + 1) / settings.warmup_steps

@@ -114,6 +114,7 @@ class Demand:
     activations: str = AUTO
     recompute_bytes: int | None = None  # `activation_bytes` when they are recomputed; None: they cannot be
     memory_copies: int = 0  # of the state in host memory, beside the checkpoints (see `memory_copy`)
+    zeroth_order: bool = False  # there is no backward pass (see `zeroth_plan`)
     schedule: str = (
         AUTO  # gated, if updates run beside the next forward pass | blocking | auto: if state travels
     )
@@ -141,6 +142,8 @@ class Demand:
 
     @property
     def state_bytes_per_parameter(self) -> int:
+        if self.zeroth_order:
+            return 0 if self.dtype == "float32" else 2
         return 8 if self.dtype == "float32" else 10
 
     @property
@@ -193,7 +196,7 @@ class MemoryPlan:
     host: Mapping[str, int]
     limits: MemoryLimits
     offloaded_fraction: float  # of the parameters
-    activations: str  # keep | recompute
+    activations: str  # keep | recompute | none
     why: str  # they are kept or recomputed
     gated: bool  # updates run beside the next forward pass
     # added by `assemble`:

@@ -159,6 +159,7 @@ def answer_for(
         spec.freeze,
         spec.loss,
         spec.scratch_disk_bytes,
+        spec.optimizer.name,
     )
     shape, positions = _shape(spec, claims)
     division = divide(spec.batch.sequences, spec.batch.micro_batch, pods, spec.order)
@@ -246,7 +247,7 @@ def demand_of(
     parameters whose sizes are known from their names. Raises InvalidJob where nothing is left.
     """
     from busbar.scheduler.fit import freezes_all, frozen_parts
-    from busbar.scheduler.fit.memory import activations, logit_rows
+    from busbar.scheduler.fit.memory import activations, forward_activations, logit_rows
     from busbar.workloads.training import adapter_size
     from busbar.workloads.training.errors import InvalidJob
     from busbar.workloads.training.plan import KEEP, RECOMPUTE, Demand, GroupSize
@@ -268,6 +269,8 @@ def demand_of(
         )
     evaluation = 8 * logit_rows(batch) * shape.vocabulary  # logits, and their softmax
     kept, recomputed = (activations(shape, replace(batch, activations=way)) for way in (KEEP, RECOMPUTE))
+    if batch.is_zeroth_order:
+        kept = recomputed = forward_activations(shape, batch)
     demand = Demand(
         groups or (GroupSize("head", _grain(1)),),  # biases
         batch.dtype,
@@ -279,6 +282,7 @@ def demand_of(
         writes_frozen=bool(batch.freeze),
         activations=batch.activations,
         recompute_bytes=recomputed,
+        zeroth_order=batch.is_zeroth_order,
         schedule=schedule,
     )
     if adapter is None:

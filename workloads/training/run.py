@@ -336,10 +336,10 @@ class Session:
         return self.places.scratch or self.places.checkpoints
 
     def _predict(self, recipe: ModelRecipe, plan: MemoryPlan, together: Together) -> None:
-        """Say how long a step and a checkpoint will take; of a gang, and with the weights on the host, nothing is predicted. On a CPU it is not asked: what
+        """Say how long a step and a checkpoint will take; of a gang, and with the weights on the host or without a backward pass, nothing is predicted. On a CPU it is not asked: what
         the small models leave in the heap is in no phase of the plan, and two of six runs under its limits failed by it."""
         asked = self.device.type != "cpu" if self.run.predicts is None else self.run.predicts
-        if self.run.world.size > 1 or not asked or plan.weight_slots:
+        if self.run.world.size > 1 or not asked or plan.weight_slots or self.demand.zeroth_order:
             return
         self._phase("Preparing", "measuring the machine")
         from busbar.workloads.training import prediction, probe
@@ -547,6 +547,7 @@ def _workload_class(config: dict[str, Any], spec: EngineSpec) -> str:
         spec.freeze,
         spec.loss,
         spec.scratch_disk_bytes,
+        spec.optimizer.name,
     )
     try:
         whole = workload_class(ModelShape.from_config(config), batch)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 GATED, BLOCKING = "gated", "blocking"
+ADAMW, ZEROTH_ORDER = "AdamW", "ZerothOrder"
 WHOLE, TILED = "whole", "tiled"
 OPTIMIZER, GRADIENTS, PARAMETERS = "optimizer", "gradients", "parameters"  # ZeRO stages 1, 2 and 3
 
@@ -74,8 +75,8 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class AdamW:
-    """Hyperparameters, as torch names them."""
+class OptimizerSpec:
+    """Hyperparameters of AdamW, as torch names them, or of a zeroth-order run, which has no betas and no eps."""
 
     learning_rate: float
     betas: tuple[float, float]
@@ -83,7 +84,9 @@ class AdamW:
     weight_decay: float  # on matrices only; vectors (norms, biases) are never decayed
     warmup_steps: int
     schedule: str  # linear | cosine | constant
-    gradient_clip: float | None  # global norm; None: no clipping
+    gradient_clip: float | None  # global norm, or the absolute slope; None: no clipping
+    name: str = ADAMW
+    perturbation: float = 1e-3  # how far from the weights a zeroth-order run takes its losses
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class EngineSpec:
     data: DataSource
     steps: int
     batch: Batch
-    optimizer: AdamW
+    optimizer: OptimizerSpec
     dtype: str
     mode: str
     device_memory_bytes: int | None  # limit of the device arena; None: what the device has

@@ -22,7 +22,7 @@ from busbar.workloads.training.disk_tensor import DiskTensor
 from busbar.workloads.training.groups import FlatGroup
 from busbar.workloads.training.layout import Entry, Extent, Layout
 from busbar.workloads.training.loaded import READ_BYTES, Loaded
-from busbar.workloads.training.optimizer import OffloadedAdamW
+from busbar.workloads.training.optimizer import Optimizer
 from busbar.workloads.training.plan import MemoryPlan
 
 
@@ -50,7 +50,7 @@ class Snapshot:
     """Buffers of the host arena, and the places that they are filled from."""
 
     def __init__(
-        self, groups: Sequence[FlatGroup], optimizer: OffloadedAdamW, host: Arena, plan: MemoryPlan
+        self, groups: Sequence[FlatGroup], optimizer: Optimizer, host: Arena, plan: MemoryPlan
     ) -> None:
         self._groups, self._optimizer = groups, optimizer
         ranks = groups[0].ranks

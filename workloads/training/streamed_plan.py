@@ -48,14 +48,14 @@ def why_not_streamed(demand: Demand) -> tuple[str, str]:
         )
     if demand.activations == KEEP:
         return "it recomputes activations, while their block is on the device", "remove activations: keep"
-    if demand.recompute_bytes is None or not _block_weights(demand):
+    if not block_weights(demand) or (demand.recompute_bytes is None and not demand.zeroth_order):
         return "this model has no list of blocks that can be computed again", "take another mode"
     if demand.shared_blocks:
         return "blocks of this model have weights in common", "take another mode"
     return "", ""
 
 
-def _block_weights(demand: Demand) -> dict[str, int]:
+def block_weights(demand: Demand) -> dict[str, int]:
     """Bytes of the weights of each block, frozen ones included."""
     found = dict(demand.frozen_in_blocks)
     for group in demand.groups:
@@ -80,7 +80,7 @@ def lay_out_streamed(
 
     outer = bytes_of([group for group in demand.groups if not group.is_block])
     inner = [bytes_of([group]) for group in demand.groups if group.is_block]
-    slots, gradients = _block_weights(demand), max(inner, default=0)
+    slots, gradients = block_weights(demand), max(inner, default=0)
     slot, chunk = max(slots.values()), chunk_parameters(demand)
     weights = outer + sum(inner)
     cut = len(demand.groups) - groups_on_disk

@@ -37,16 +37,17 @@ from busbar.workloads.training.groups import bind, make_groups, rebind_gradients
 from busbar.workloads.training.loaded import Loaded
 from busbar.workloads.training.model import ModelRecipe, check_causal
 from busbar.workloads.training.norm import Norm, ParameterNorm, RowNorm
-from busbar.workloads.training.optimizer import OffloadedAdamW, learning_rate
+from busbar.workloads.training.optimizer import OffloadedAdamW, Optimizer, learning_rate
 from busbar.workloads.training.packing import IGNORED, Packed
 from busbar.workloads.training.peer_slots import PeerSlots
 from busbar.workloads.training.plan import RECOMPUTE, MemoryPlan
 from busbar.workloads.training.ranks import Alone, Ranks
 from busbar.workloads.training.recompute import recompute_blocks
-from busbar.workloads.training.settings import OPTIMIZER, EngineSpec
+from busbar.workloads.training.settings import OPTIMIZER, ZEROTH_ORDER, EngineSpec
 from busbar.workloads.training.snapshot import Snapshot
 from busbar.workloads.training.spread import Spread
 from busbar.workloads.training.tiled_loss import loss_of, run_forward
+from busbar.workloads.training.zeroth_order import Perturbation, ZerothOrder
 
 Scale = Callable[[torch.Tensor], torch.Tensor]  # of a micro-batch's mean loss to its share of the step's
 MicroBatch = tuple[torch.Tensor, torch.Tensor, Scale]  # tokens, labels, scale
@@ -96,14 +97,22 @@ class Trainer:
         if not streamed:
             settle(frozen(self.model), home)
         groups = make_groups(self.model, ranks.size)
-        self.groups = bind(groups, home, recipe.dtype, ranks.rank, ranks.size, plan.sharding)
+        zeroth_order = spec.optimizer.name == ZEROTH_ORDER
+        self.groups = bind(
+            groups, home, recipe.dtype, ranks.rank, ranks.size, plan.sharding, gradients=not zeroth_order
+        )
         _move_buffers(self.model, device)
+        self.perturbation: Perturbation | None = None  # None: steps have a backward pass
+        if zeroth_order:
+            self.perturbation = Perturbation(self.model, self.groups, plan, self.device_arena)
         self.blocks: BlockSlots | None = None  # None: the weights are on the device
         if streamed:
             self.blocks = BlockSlots(
                 self.model, self.groups, plan, self.device_arena, self.host_arena, self.streams
             )
             self.blocks.refresh()
+        if self.perturbation is not None:
+            self.perturbation.watch(self.model)
         self.peers: PeerSlots | None = None  # None: the weights are whole on this rank
         if not self.groups[0].has_whole_weights:
             again = plan.activations == RECOMPUTE
@@ -112,7 +121,7 @@ class Trainer:
         tiled_loss.check(self.model, recipe.config.vocab_size)
         if self.blocks is not None:
             self.blocks.reset()
-        elif self.peers is None and plan.activations == RECOMPUTE:
+        elif self.peers is None and plan.activations == RECOMPUTE and not zeroth_order:
             recompute_blocks(self.model)
         self.spread: Spread | None = None  # None: the plain loop's order, in one process
         norm: Norm = ParameterNorm(self.groups)
@@ -125,25 +134,22 @@ class Trainer:
             self.spread = Spread(ranks, division, self.groups, self.device_arena, spec.seed, shards)
             norm = RowNorm(self.groups, ranks)
         self.disk: ScratchFile | None = None  # None: no state is there
-        queues = self.streams
-        if plan.on_disk:
-            self.disk = ScratchFile(scratch or Path(tempfile.gettempdir()), plan.disk_bytes)
-            queues = replace(queues, load=WorkerStream("read"), store=WorkerStream("write"))
-        self.optimizer = OffloadedAdamW(
-            self.groups,
-            spec.optimizer,
-            plan,
-            home,
-            self.host_arena,
-            queues,
-            fused=fused,
-            norm=norm,
-            disk=self.disk,
-        )
+        self.optimizer = self._make_optimizer(home, norm, scratch, fused=fused)
         self.gates = self._make_gates()
         self.snapshot = Snapshot(self.groups, self.optimizer, self.host_arena, plan)
         self.done = 0  # finished steps
         self.bad_in_a_row = 0  # the newest steps that were skipped
+
+    def _make_optimizer(self, home: Arena, norm: Norm, scratch: Path | None, *, fused: bool) -> Optimizer:
+        plan, settings, queues = self.plan, self.spec.optimizer, self.streams
+        if self.perturbation is not None:
+            return ZerothOrder(self.groups, settings, plan, home, queues, self.spec.seed)
+        if plan.on_disk:
+            self.disk = ScratchFile(scratch or Path(tempfile.gettempdir()), plan.disk_bytes)
+            queues = replace(queues, load=WorkerStream("read"), store=WorkerStream("write"))
+        return OffloadedAdamW(
+            self.groups, settings, plan, home, self.host_arena, queues, fused=fused, norm=norm, disk=self.disk
+        )
 
     def _make_gates(self) -> Gates:
         if self.blocks is not None:  # the host waits for updates that run there
@@ -191,9 +197,11 @@ class Trainer:
         rate = learning_rate(self.spec.optimizer, self.done, self.spec.steps)
         rebind_gradients(self.groups)
         if self.plan.gated:
-            self.optimizer.pipeline.prefetch()
+            self.optimizer.prefetch()
         loss: float | torch.Tensor
-        if self.spread is None:
+        if self.perturbation is not None:
+            loss = self._losses_of_two_points(self.perturbation, parts)
+        elif self.spread is None:
             loss = self._forward_and_backward(parts)
             self.gates.reach_all()
         else:
@@ -219,7 +227,7 @@ class Trainer:
     def drain(self) -> None:
         """Wait until weights and state are those after the last step; over several ranks all of them call it."""
         self.gates.reach_all()
-        self.optimizer.pipeline.drain()
+        self.optimizer.drain()
 
     def _stand_by(self) -> None:
         """Take part in a forward pass that other ranks make, and this one does not."""
@@ -243,6 +251,22 @@ class Trainer:
                 total += self._measured(part)
         return total
 
+    def _losses_of_two_points(
+        self, perturbation: Perturbation, parts: Sequence[MicroBatch | None]
+    ) -> torch.Tensor:
+        """Tell a zeroth-order optimizer the losses on both sides of the weights; returns their mean."""
+        assert isinstance(self.optimizer, ZerothOrder)
+        direction, distance = self.optimizer.direction(self.done), self.spec.optimizer.perturbation
+        found = []
+        self.model.eval()  # both with the same dropout: none
+        for signed in (distance, -distance):
+            self.gates.reach_all()
+            with torch.no_grad(), perturbation.along(direction, signed):
+                found.append(self._forward_and_backward(parts))
+        self.model.train()
+        self.optimizer.compare(self.done, *found)
+        return (found[0] + found[1]) / 2
+
     def _measured(self, part: MicroBatch) -> torch.Tensor:
         if self.device_arena.peak["activations"] > 0:
             return self._micro_batch(*part)
@@ -262,6 +286,8 @@ class Trainer:
 
     def _micro_batch(self, tokens: torch.Tensor, labels: torch.Tensor, scale: Scale) -> torch.Tensor:
         loss = self.loss(tokens, labels, scale)
+        if self.perturbation is not None:
+            return loss
         self.gates.reach_all()  # of what this pass did not use: gradients are zero only behind the gates
         loss.backward()  # type: ignore[no-untyped-call]
         if self.blocks is not None:

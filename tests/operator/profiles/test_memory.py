@@ -167,3 +167,17 @@ def test_auto_has_the_weights_on_the_host_only_where_one_process_may_recompute()
     assert modes() == ("resident", "optimizer-offload", "parameter-offload")
     for refused in (modes(pods=2), modes("keep"), modes(parallelism={"order": "fixed"})):
         assert refused == ("resident", "optimizer-offload")
+
+
+def test_a_job_without_a_backward_pass_has_no_state_to_move_and_needs_less() -> None:
+    zeroth = workload(training("auto", mode="auto", optimizer={"name": "ZerothOrder"}))
+    assert zeroth.modes == ("resident", "parameter-offload")
+    assert zeroth.workload_class != workload(training("auto", mode="auto")).workload_class
+    pools = [pool("a100", accelerator="A100", resourceName="nvidia.com/gpu", memoryGib=80)]
+    jobs = [training("auto"), training("auto", optimizer={"name": "ZerothOrder"})]
+    with_moments, without = (
+        next(c for c in performance_table([job], pools, TENANT_OF).cells if c.mode == "resident")
+        for job in jobs
+    )
+    assert without.memory_mib < with_moments.memory_mib / 2
+    assert without.speed > with_moments.speed
