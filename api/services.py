@@ -178,7 +178,7 @@ def build(
         pods=Pods(kube, objects, authorizer),
         previews=Previews(objects, operator, authorizer),
         cluster=cluster,
-        power=PowerViews(cluster, authorizer, operator),
+        power=PowerViews(kube, cluster, authorizer, operator),
         overviews=Overviews(store, objects, tenancy, authorizer, clock),
         keys=keys,
         token_service=TokenService(

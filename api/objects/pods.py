@@ -10,10 +10,10 @@ from busbar.api.access.authorization import Authorizer
 from busbar.api.access.identity import Caller
 from busbar.api.errors import Conflict, NotFound
 from busbar.api.kubernetes.client import KubeApi, Object, translated
+from busbar.api.objects.events import Event, newest
 from busbar.api.objects.objects import Objects
 from busbar.kube.resources import EVENTS, GROUP, PODS, Resource
 
-MAX_EVENTS = 200
 FIRST_WORD_S = 2.0
 """How long following a log waits for the first line before the answer begins without it."""
 
@@ -26,19 +26,6 @@ class PodRank:
     rank: int
     attempt: int
     phase: str
-
-
-@dataclass(frozen=True)
-class Event:
-    """A Kubernetes event."""
-
-    type: str
-    reason: str
-    message: str
-    object: str
-    """Kind and name of what it is about."""
-    count: int
-    last_seen: str | None
 
 
 class Pods:
@@ -105,9 +92,7 @@ class Pods:
                     EVENTS, namespace, field_selector=f"involvedObject.kind=Pod,involvedObject.name={pod}"
                 )
             own += more
-        rows = [_event(event) for event in own]
-        rows.sort(key=lambda row: row.last_seen or "", reverse=True)
-        return rows[:MAX_EVENTS]
+        return newest(own)
 
     async def _all(self, resource: Resource, namespace: str, name: str) -> list[PodRank]:
         selector = f"{GROUP}/job={name},{GROUP}/kind={resource.kind.lower()}"
@@ -174,18 +159,3 @@ def _number(pod: Object, label: str) -> int:
         return int((pod["metadata"].get("labels") or {}).get(f"{GROUP}/{label}", 0))
     except ValueError:
         return 0
-
-
-def _event(event: Object) -> Event:
-    about, series = event.get("involvedObject") or {}, event.get("series") or {}
-    return Event(
-        type=event.get("type", "Normal"),
-        reason=event.get("reason", ""),
-        message=event.get("message", ""),
-        object=f"{about.get('kind', '')}/{about.get('name', '')}",
-        count=event.get("count") or series.get("count") or 1,
-        last_seen=event.get("lastTimestamp")
-        or series.get("lastObservedTime")
-        or event.get("eventTime")
-        or event["metadata"].get("creationTimestamp"),
-    )

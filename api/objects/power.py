@@ -9,15 +9,22 @@ from __future__ import annotations
 from busbar.api.access.authorization import Authorizer
 from busbar.api.access.identity import Caller
 from busbar.api.errors import Invalid, NotFound
+from busbar.api.kubernetes.client import KubeApi, translated
 from busbar.api.objects.cluster import Cluster
+from busbar.api.objects.events import Event, newest
 from busbar.api.objects.operator_client import Operator
 from busbar.kube.contracts.power_view import FeedPower, NodePower, PowerPicture, PowerSeries, Resolution
+from busbar.kube.resources import EVENTS, POWER_DOMAINS
+
+CLUSTER_EVENTS = "default"
+"""The namespace of events about objects that are in none."""
 
 
 class PowerViews:
     """Reads the operator's picture for callers."""
 
-    def __init__(self, cluster: Cluster, authorizer: Authorizer, operator: Operator) -> None:
+    def __init__(self, kube: KubeApi, cluster: Cluster, authorizer: Authorizer, operator: Operator) -> None:
+        self._kube = kube
         self._cluster, self._authorizer, self._operator = cluster, authorizer, operator
 
     async def feeds(self, caller: Caller) -> tuple[FeedPower, ...]:
@@ -43,6 +50,16 @@ class PowerViews:
                 f"there is no {'domain' if feed else 'node'} {feed or node!r}, or you may not see it"
             )
         return await self._operator.power_series(feed, node, resolution)
+
+    async def events(self, caller: Caller) -> list[Event]:
+        """What happened to power domains, newest first; nothing for who is no admin, because it names nodes and work."""
+        if not await self._authorizer.is_admin(caller):
+            return []
+        with translated("events of power domains"):
+            found, _ = await self._kube.list(
+                EVENTS, CLUSTER_EVENTS, field_selector=f"involvedObject.kind={POWER_DOMAINS.kind}"
+            )
+        return newest(found)
 
     async def _visible(self, caller: Caller) -> PowerPicture:
         if await self._authorizer.is_admin(caller):

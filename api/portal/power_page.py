@@ -1,4 +1,5 @@
-"""The power page: every feed with its draw against its budget, now and over time, and its nodes as a heat map."""
+"""The power page: every feed with its draw against its budget, now and over time, its nodes as a heat map, and what
+happened to it."""
 
 import asyncio
 from typing import Annotated, Any
@@ -16,6 +17,8 @@ from busbar.kube.contracts.power_view import FeedPower
 
 CURVES = 24
 """Of so many feeds, the first by name, the page has curves."""
+EVENTS = 20
+"""The newest that it shows."""
 
 
 def router() -> APIRouter:
@@ -34,6 +37,7 @@ def router() -> APIRouter:
             "problem": "",
             "span": span,
             "spans": list(Span),
+            "events": [],
         }
 
         async def curve_of(feed: FeedPower) -> tuple[str, Curve | None]:
@@ -48,6 +52,7 @@ def router() -> APIRouter:
             feeds = await views.feeds(caller)
             context["feeds"] = feed_views(feeds, await views.nodes(caller))
             context["curves"] = dict(await asyncio.gather(*map(curve_of, feeds[:CURVES])))
+            context["events"] = (await views.events(caller))[:EVENTS]
         except Unavailable as error:
             context["problem"] = error.message
         if is_fragment(request):

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from busbar.api.access.identity import Caller
 from busbar.api.dependencies import AnyCaller, services_of
 from busbar.api.routes import power_schemas as schemas
-from busbar.api.routes.schemas import errors
+from busbar.api.routes.schemas import EventList, errors
 from busbar.kube.contracts.power_view import Resolution
 
 Anyone = Annotated[Caller, Depends(AnyCaller())]
@@ -42,6 +42,16 @@ def router() -> APIRouter:
     async def nodes(request: Request, caller: Anyone) -> schemas.NodePowerList:
         found = await services_of(request).power.nodes(caller)
         return schemas.NodePowerList.model_validate({"items": found})
+
+    @routes.get(
+        "/power/events",
+        operation_id="listPowerEvents",
+        summary="What happened to power domains, newest first; for admins, and empty for everybody else",
+        response_model=EventList,
+        responses=_READ,
+    )
+    async def events(request: Request, caller: Anyone) -> EventList:
+        return EventList.model_validate({"items": await services_of(request).power.events(caller)})
 
     @routes.get(
         "/power/series",

@@ -182,6 +182,34 @@ async def test_an_admin_sees_both_tenants(world: World) -> None:
     }
 
 
+async def test_what_happened_to_power_domains_is_for_admins(world: World) -> None:
+    event = {
+        "metadata": {"name": "e", "namespace": "default"},
+        "type": "Warning",
+        "reason": "OverBudget",
+        "message": "bobs-own-node-0 draws too much",
+        "involvedObject": {"kind": "PowerDomain", "name": "rack-bobs-own"},
+        "lastTimestamp": "2026-01-01T00:00:00Z",
+    }
+    world.kube.put(EVENTS, event)
+    world.kube.put(
+        EVENTS,
+        {
+            **event,
+            "metadata": {"name": "f", "namespace": "default"},
+            "involvedObject": {"kind": "AcceleratorPool", "name": "h100"},
+        },
+    )
+    alice, root = await world.as_("alice"), await world.as_("root", CallerRole.ADMIN)
+    told = (await root.get(f"{BASE}/power/events")).json()["items"]
+    assert [(row["object"], row["reason"], row["type"]) for row in told] == [
+        ("PowerDomain/rack-bobs-own", "OverBudget", "Warning")
+    ]
+    assert (await alice.get(f"{BASE}/power/events")).json()["items"] == []
+    assert "bobs-own-node-0 draws too much" in (await root.get("/power")).text
+    assert "draws too much" not in (await alice.get("/power")).text
+
+
 async def test_members_see_the_totals_of_feeds_of_nodes_that_they_may_use_and_no_others(world: World) -> None:
     async def names(who: httpx2.AsyncClient, kind: str) -> set[str]:
         return {row["name"] for row in (await who.get(f"{BASE}/power/{kind}")).json()["items"]}
