@@ -34,7 +34,7 @@ from busbar.kube.types.training_job import (
     TrainingPhase,
     Usage,
 )
-from busbar.kube.types.training_words import adapter_words
+from busbar.kube.types.training_words import adapter_words, phase_words
 
 TONES = {
     "Running": "go",
@@ -99,6 +99,8 @@ class JobView:
     deadline_said: str
     loss: str
     speed: str
+    spent_on: str
+    """What its steps are spent on; empty: not told."""
     eta: str
     eta_range: str
     checkpoint: str
@@ -166,6 +168,7 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         deadline_said=status.deadline.message if status.deadline is not None else "",
         loss=number(progress.loss, 4),
         speed=number(progress.tokens_per_second, 0),
+        spent_on="" if progress.phases is None else phase_words(progress.phases),
         eta=_eta(progress, phase),
         eta_range=_eta_range(progress, now),
         checkpoint=ago(checkpoint.saved_at, now),

@@ -62,6 +62,7 @@ from busbar.workloads.training.optimizer import OffloadedAdamW
 from busbar.workloads.training.plan import Demand, MemoryLimits, lay_out
 from busbar.workloads.training.settings import OptimizerSpec
 from busbar.workloads.training.snapshot import Snapshot
+from busbar.workloads.training.step_clock import StepClock
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD
 
 SETTINGS = OptimizerSpec(
@@ -313,7 +314,7 @@ class Engine:
         self.blocks: BlockSlots | None = None
         if streamed:
             arenas = self.device_arena, self.host_arena
-            self.blocks = BlockSlots(model, self.groups, self.plan, *arenas, self.streams)
+            self.blocks = BlockSlots(model, self.groups, self.plan, *arenas, self.streams, StepClock(device))
             self.blocks.refresh()
         self.optimizer = OffloadedAdamW(
             self.groups, SETTINGS, self.plan, home, self.host_arena, self.streams, fused=True

@@ -130,6 +130,13 @@ def _step(seconds: dict[str, Any]) -> str | None:
     return f"{measured:.3g} s (predicted {predicted:.3g}, {seconds.get('ratio') or 0:.2f} of it)"
 
 
+def _phases(percent: dict[str, Any]) -> str | None:
+    from busbar.kube.types.training_job import StepPhases
+    from busbar.kube.types.training_words import phase_words
+
+    return phase_words(StepPhases.model_validate(percent)) or None
+
+
 def _charged(lost: dict[str, Any]) -> str | None:
     """What of the lost work is charged to the services that the job gave way to."""
     from busbar.kube.types.lost_work import LostWork
@@ -165,6 +172,7 @@ def _job(found: Object) -> list[tuple[str, object]]:
         ("Loss", progress.loss),
         ("Speed", f"{progress.tokens_per_second:.0f} tokens/s" if progress.tokens_per_second else None),
         ("Step", _step(_part(_part(status, "progress"), "stepSeconds"))),
+        ("Spent on", _phases(_part(_part(status, "progress"), "phases"))),
         ("Left", duration(progress.eta_seconds) if progress.eta_seconds is not None else None),
         (
             "Checkpoint",

@@ -212,6 +212,18 @@ class AdapterProgressReport(WireModel):
     """Equal to that of the same adapter in a job of its own."""
 
 
+class StepPhaseSeconds(WireModel):
+    """What the steps of a training process were spent on, as the engine says (`workloads/training/step_clock.py`)."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    exchange: float = 0.0
+    load: float = 0.0
+    wait: float = 0.0
+    update: float = 0.0
+    other: float = 0.0
+
+
 class TrainingStatus(WireModel):
     """`GET /status` of a training pod; without `losses` it is also the termination message."""
 
@@ -242,6 +254,8 @@ class TrainingStatus(WireModel):
     memory: MemoryReport | None = None
     timing: TimingReport | None = None
     """None: nothing was predicted."""
+    phase_seconds: StepPhaseSeconds | None = None
+    """None: no step is done, or it does not tell."""
     evaluation: EvaluationReport | None = None
     fingerprint: FingerprintReport | None = None
     adapters: list[AdapterProgressReport] = Field(default_factory=list, max_length=16)

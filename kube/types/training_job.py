@@ -37,6 +37,7 @@ from busbar.kube.types.training_engine import (
 
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0)]
+Percent = Annotated[int, Field(ge=0, le=100)]
 
 
 class TrainingPhase(StrEnum):
@@ -410,6 +411,18 @@ class StepSeconds(StatusModel):
     ratio: Amount | None = Field(default=None, description="Predicted to measured.")
 
 
+class StepPhases(StatusModel):
+    """What the time of the steps was spent on, in percent."""
+
+    forward: Percent = Field(default=0, description="Forward passes.")
+    backward: Percent = Field(default=0, description="Backward passes, with recomputation.")
+    exchange: Percent = Field(default=0, description="Adding up gradients over the pods.")
+    load: Percent = Field(default=0, description="Waiting for weights on the host.")
+    wait: Percent = Field(default=0, description="Waiting for updates of the step before.")
+    update: Percent = Field(default=0, description="Updates at the end of the step.")
+    other: Percent = Field(default=0, description="Batches, and what is between steps.")
+
+
 class Progress(StatusModel):
     """Progress of the run."""
 
@@ -419,6 +432,9 @@ class Progress(StatusModel):
     tokens_per_second: Amount | None = Field(default=None, description="Speed over the last steps.")
     step_seconds: StepSeconds | None = Field(
         default=None, description="Seconds of a step; absent where the engine predicts none."
+    )
+    phases: StepPhases | None = Field(
+        default=None, description="What the steps are spent on; absent where the engine does not tell."
     )
     tokens: Count = Field(default=0, description="Tokens trained on.")
     bad_rows: Count = Field(default=0, description="Rows of the data left out (data.onBadRow: skip).")

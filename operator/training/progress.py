@@ -16,6 +16,7 @@ from busbar.kube.contracts.report import TrainingReport
 from busbar.kube.contracts.workload import (
     AdapterProgressReport,
     EvaluationReport,
+    StepPhaseSeconds,
     TimingReport,
     TrainingState,
     TrainingStatus,
@@ -29,6 +30,7 @@ from busbar.kube.types.training_job import (
     Fingerprint,
     MemoryUse,
     Progress,
+    StepPhases,
     StepSeconds,
     TrainedModel,
     TrainingJobStatus,
@@ -106,6 +108,7 @@ def _progress(reading: TrainingStatus, now: datetime, slack: float | None) -> Pr
         loss=_finite(reading.loss, 4),
         tokens_per_second=_amount(reading.tokens_per_second, 1),
         step_seconds=_step_seconds(reading.timing),
+        phases=_phases(reading.phase_seconds),
         tokens=_count(reading.tokens),
         bad_rows=_count(reading.bad_rows),
         activations=reading.activations,
@@ -125,6 +128,15 @@ def _step_seconds(timing: TimingReport | None) -> StepSeconds | None:
         measured=_amount(timing.measured.step, 4),
         ratio=_amount(timing.ratio, 2),
     )
+
+
+def _phases(spent: StepPhaseSeconds | None) -> StepPhases | None:
+    """In whole percent, so that a steady job's cause no writes."""
+    seconds = {} if spent is None else {name: _amount(each, 3) or 0.0 for name, each in spent}
+    whole = sum(seconds.values())
+    if not whole > 0:
+        return None
+    return StepPhases.model_validate({name: round(100 * each / whole) for name, each in seconds.items()})
 
 
 def _memory(report: TrainingReport) -> MemoryUse:

@@ -26,6 +26,7 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
             "tokensPerSecond": 812.4,
             "etaSeconds": 300,
             "stepSeconds": {"predicted": 1.2, "measured": 1.25, "ratio": 0.96},
+            "phases": {"forward": 31, "backward": 62, "wait": 7, "exchange": 0},
         },
         "checkpoint": {"step": 10, "savedAt": "2026-03-01T12:00:00Z"},
         "admission": {
@@ -59,6 +60,7 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
         "70 % of each board's limit (280 W)",
         "1.000 kWh so far, about 5.000 at its end",
         "1.25 s (predicted 1.2, 0.96 of it)",
+        "backward 62 %, forward 31 %, wait 7 %",
         "5m00s",
         "Training on pool cpu.",
         "step 10",

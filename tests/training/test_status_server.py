@@ -102,6 +102,7 @@ def test_metrics_carry_the_same_numbers(served: Served) -> None:
     train_some(served.status)
     served.status.count_traffic(loaded=64, stored=32, stall_seconds=0.25)
     served.status.update(memory={"deviceOwners": {"parameters": 8}, "hostOwners": {"optimizer": 16}})
+    served.status.update(phaseSeconds={"forward": 1.5, "backward": 3.0})
     found = {
         (sample.name.removeprefix("busbar_training_"), *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(served.get("/metrics").text)
@@ -120,6 +121,13 @@ def test_metrics_carry_the_same_numbers(served: Served) -> None:
         ("checkpoint_bytes",): 12345,
         ("checkpoint_age_seconds",): 60,
         ("checkpoint_stall_seconds_total",): 0.25,
+        ("phase_seconds_total", "forward"): 1.5,
+        ("phase_seconds_total", "backward"): 3.0,
+        ("phase_seconds_total", "exchange"): 0,
+        ("phase_seconds_total", "load"): 0,
+        ("phase_seconds_total", "wait"): 0,
+        ("phase_seconds_total", "update"): 0,
+        ("phase_seconds_total", "other"): 0,
         ("link_bytes_total", "load"): 64,
         ("link_bytes_total", "store"): 32,
         ("arena_bytes", "device", "parameters"): 8,

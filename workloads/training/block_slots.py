@@ -31,6 +31,7 @@ from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.groups import FlatGroup, blocks, settle
 from busbar.workloads.training.plan import MemoryPlan, aligned
 from busbar.workloads.training.recompute import run_again_in_backward
+from busbar.workloads.training.step_clock import StepClock
 from busbar.workloads.training.streamed_plan import GRADIENT_SLOTS
 from busbar.workloads.training.weight_slots import Slot, Weight, find
 
@@ -86,8 +87,9 @@ class BlockSlots:
         device: Arena,
         host: Arena,
         streams: Streams,
+        clock: StepClock,
     ) -> None:
-        self._groups, self._streams = groups, streams
+        self._groups, self._streams, self._clock = groups, streams, clock
         inner = blocks(model)
         by_name = {flat.group.name: index for index, flat in enumerate(groups)}
         self._blocks = [
@@ -237,8 +239,10 @@ class BlockSlots:
     def _enter(self, number: int, *, forward: bool) -> Slot:
         """Wait for the weights of a block, and have the next one loaded meanwhile."""
         slot = self._load(number, forward=forward)
+        self._clock.ended("forward" if forward else "backward")
         if slot.loaded is not None:
             slot.loaded.wait()
+        self._clock.ended("load")
         following = self._following(number, forward=forward)
         if following is not None and len(self._slots) > 1:
             self._load(following, forward=forward, busy=slot)

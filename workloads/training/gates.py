@@ -14,6 +14,7 @@ from torch import nn
 
 from busbar.workloads.machine.streams import Event, Stream
 from busbar.workloads.training.groups import FlatGroup, blocks
+from busbar.workloads.training.step_clock import StepClock
 
 
 class Gates:
@@ -25,9 +26,10 @@ class Gates:
         groups: Sequence[FlatGroup],
         stream: Stream,
         passed: Callable[[FlatGroup], object] = lambda flat: None,
+        clock: StepClock | None = None,
     ) -> None:
         """`stream` is where the forward pass runs; `passed` is called for each group in order, when it was updated."""
-        self._groups, self._stream, self._passed = groups, stream, passed
+        self._groups, self._stream, self._passed, self._clock = groups, stream, passed, clock
         self._events: Sequence[Event] = ()
         self._next = 0  # the first gate that was not reached
         self._attach(model)
@@ -38,10 +40,16 @@ class Gates:
 
     def reach(self, index: int) -> None:
         """Wait for the group with this index and all before it."""
+        if not (self._next <= index and self._next < len(self._events)):
+            return
+        if self._clock is not None:
+            self._clock.ended("forward")
         while self._next <= index and self._next < len(self._events):
             self._stream.wait(self._events[self._next])
             self._passed(self._groups[self._next])
             self._next += 1
+        if self._clock is not None:
+            self._clock.ended("wait")
 
     def reach_all(self) -> None:
         """Wait for whatever no forward pass has reached."""

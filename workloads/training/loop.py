@@ -92,6 +92,7 @@ class Loop:
         optimizer = self.trainer.optimizer
         self.status.count_traffic(optimizer.loaded_bytes, optimizer.stored_bytes, self._stalled_seconds)
         self.status.update(
+            phaseSeconds={phase: round(seconds, 3) for phase, seconds in self.trainer.clock.seconds.items()},
             skippedSteps=optimizer.skipped,
             replayedSteps=self.journal.replayed,
             replayMismatches=len(self.journal.mismatches),

@@ -154,6 +154,12 @@ class Status(Collector):
             "checkpoint_age_seconds", "Age of the last durable checkpoint", self.checkpoint_age_s()
         )
         yield _counter("checkpoint_stall_seconds", "Time training waited for checkpoints", stall)
+        spent = CounterMetricFamily(
+            PREFIX + "phase_seconds", "What steps were spent on, in this process", labels=("phase",)
+        )
+        for phase, seconds in (said["phaseSeconds"] or {}).items():
+            spent.add_metric((phase,), seconds)
+        yield spent
         moved = CounterMetricFamily(PREFIX + "link_bytes", "State copied by direction", labels=("direction",))
         for direction, size in link.items():
             moved.add_metric((direction,), size)

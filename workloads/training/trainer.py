@@ -46,6 +46,7 @@ from busbar.workloads.training.recompute import recompute_blocks
 from busbar.workloads.training.settings import OPTIMIZER, ZEROTH_ORDER, EngineSpec
 from busbar.workloads.training.snapshot import Snapshot
 from busbar.workloads.training.spread import Spread
+from busbar.workloads.training.step_clock import StepClock
 from busbar.workloads.training.tiled_loss import loss_of, run_forward
 from busbar.workloads.training.zeroth_order import Perturbation, ZerothOrder
 
@@ -102,13 +103,14 @@ class Trainer:
             groups, home, recipe.dtype, ranks.rank, ranks.size, plan.sharding, gradients=not zeroth_order
         )
         _move_buffers(self.model, device)
+        self.clock = StepClock(device)
         self.perturbation: Perturbation | None = None  # None: steps have a backward pass
         if zeroth_order:
             self.perturbation = Perturbation(self.model, self.groups, plan, self.device_arena)
         self.blocks: BlockSlots | None = None  # None: the weights are on the device
         if streamed:
             self.blocks = BlockSlots(
-                self.model, self.groups, plan, self.device_arena, self.host_arena, self.streams
+                self.model, self.groups, plan, self.device_arena, self.host_arena, self.streams, self.clock
             )
             self.blocks.refresh()
         if self.perturbation is not None:
@@ -153,11 +155,11 @@ class Trainer:
 
     def _make_gates(self) -> Gates:
         if self.blocks is not None:  # the host waits for updates that run there
-            return Gates(self.model, self.groups, CallerStream(), self.blocks.arrive)
+            return Gates(self.model, self.groups, CallerStream(), self.blocks.arrive, self.clock)
         if self.peers is not None:
-            return Gates(self.model, self.groups, self.streams.compute, self.peers.updated)
+            return Gates(self.model, self.groups, self.streams.compute, self.peers.updated, self.clock)
         gather = (lambda flat: None) if self.spread is None else self.spread.gather_weights
-        return Gates(self.model, self.groups, self.streams.compute, gather)
+        return Gates(self.model, self.groups, self.streams.compute, gather, self.clock)
 
     def restore(self, loaded: Loaded) -> None:
         """Continue after the steps of a checkpoint."""
@@ -193,11 +195,13 @@ class Trainer:
     def step(self, data: Packed) -> StepResult:
         """Train on the batch of the next step."""
         started = time.monotonic()
+        self.clock.begin()
         parts = self.micro_batches(data)
         rate = learning_rate(self.spec.optimizer, self.done, self.spec.steps)
         rebind_gradients(self.groups)
         if self.plan.gated:
             self.optimizer.prefetch()
+        self.clock.ended("other")
         loss: float | torch.Tensor
         if self.perturbation is not None:
             loss = self._losses_of_two_points(self.perturbation, parts)
@@ -208,6 +212,7 @@ class Trainer:
             loss = self.spread.gradients(
                 self.done, parts, self._measured, self.gates.reach_all, self._stand_by
             )
+            self.clock.ended("exchange")
         if self.blocks is not None:
             self.blocks.collect()
         norm, done = self.optimizer.step(rate)
@@ -217,6 +222,8 @@ class Trainer:
         value = float(loss)
         if not self.plan.gated:
             self.drain()
+        self.clock.ended("update")
+        self.clock.finish()
         self.done += 1
         seconds = time.monotonic() - started
         tokens = self.spec.batch.sequences * self.spec.data.sequence_length
@@ -286,12 +293,14 @@ class Trainer:
 
     def _micro_batch(self, tokens: torch.Tensor, labels: torch.Tensor, scale: Scale) -> torch.Tensor:
         loss = self.loss(tokens, labels, scale)
+        self.clock.ended("forward")
         if self.perturbation is not None:
             return loss
         self.gates.reach_all()  # of what this pass did not use: gradients are zero only behind the gates
         loss.backward()  # type: ignore[no-untyped-call]
         if self.blocks is not None:
             self.blocks.end_backward()
+        self.clock.ended("backward")
         return loss.detach()
 
     def peak_host_bytes(self) -> int:

@@ -57,6 +57,7 @@ def test_a_running_job_shows_progress_speed_and_time_left() -> None:
                 "totalSteps": 120,
                 "loss": 2.34567,
                 "tokensPerSecond": 2400.4,
+                "phases": {"forward": 30, "backward": 61, "update": 9},
                 "etaSeconds": 3600,
             },
             checkpoint={"step": 20, "savedAt": "2026-03-01T11:59:30Z"},
@@ -64,6 +65,7 @@ def test_a_running_job_shows_progress_speed_and_time_left() -> None:
         ),
         NOW,
     )
+    assert view.spent_on == "backward 61 %, forward 30 %, update 9 %"
     assert (view.percent, view.loss, view.speed, view.eta) == (25.0, "2.3457", "2,400", "1 h 00 min")
     assert (view.checkpoint, view.lost) == ("30 s", "3 steps, 12 s")
 

@@ -44,6 +44,7 @@ def merged(**said: Any) -> TrainingJobStatus | None:
                     "ratio": numbers,
                 }
             ),
+            "phaseSeconds": st.fixed_dictionaries({"forward": numbers, "wait": numbers}),
             "model": st.fixed_dictionaries(
                 {
                     "parameters": st.integers(),
@@ -104,6 +105,20 @@ def test_predicted_and_measured_seconds_of_a_step_are_told() -> None:
     assert status.progress is not None
     assert status.progress.step_seconds is not None
     assert status.progress.step_seconds.to_wire() == {"predicted": 1.2, "measured": 1.25, "ratio": 0.96}
+
+
+def test_what_steps_are_spent_on_is_told_in_whole_percent() -> None:
+    status = merged(step=1, totalSteps=2, phaseSeconds={"forward": 10.0, "backward": 20.04, "update": 3})
+    assert status is not None
+    assert status.progress is not None
+    assert status.progress.phases is not None
+    shares = {"forward": 30, "backward": 61, "update": 9}
+    assert {name: each for name, each in status.progress.phases.to_wire().items() if each} == shares
+    for nothing in ({"forward": 0}, {"forward": -3.0}, None):
+        without = merged(step=1, totalSteps=2, phaseSeconds=nothing)
+        assert without is not None
+        assert without.progress is not None
+        assert without.progress.phases is None
 
 
 def test_numbers_are_cut_to_what_json_can_hold() -> None:

@@ -1,0 +1,58 @@
+"""What the seconds of a step are spent on: told by the training thread, and all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.training.small import SEQUENCES, VOCABULARY, engine
+from tests.training.test_bit_equality import CPU, packed, plan_for
+
+from busbar.workloads.training.job import parse_engine
+from busbar.workloads.training.model import open_model
+from busbar.workloads.training.step_clock import PHASES, StepClock
+from busbar.workloads.training.trainer import Trainer
+
+
+def test_each_moment_belongs_to_what_ended_it() -> None:
+    moments = iter([10.0, 10.5, 11.5, 13.0, 13.25])
+    clock = StepClock(CPU, lambda: next(moments))
+    clock.ended("forward")  # outside of a step
+    clock.begin()
+    for phase in ("other", "forward", "backward", "forward"):
+        clock.ended(phase)
+    clock.finish()
+    clock.finish()
+    assert clock.seconds == {**dict.fromkeys(PHASES, 0.0), "other": 0.5, "forward": 1.25, "backward": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("placement", "changes", "spent", "not_spent"),
+    [
+        ("resident", {}, {"forward", "backward", "update"}, {"exchange", "load"}),
+        ("optimizer-offload", {"schedule": "gated"}, {"forward", "backward", "wait"}, {"exchange", "load"}),
+        ("parameter-offload", {}, {"forward", "backward", "load"}, {"exchange"}),
+        ("resident", {"parallelism": {"order": "fixed"}}, {"forward", "backward", "exchange"}, {"load"}),
+        (
+            "resident",
+            {"mode": "auto", "optimizer": {"name": "ZerothOrder"}},
+            {"forward", "update"},
+            {"backward", "exchange", "load"},
+        ),
+    ],
+    ids=["resident", "gated", "weights on the host", "fixed order", "no backward pass"],
+)
+def test_the_seconds_of_all_phases_are_those_of_the_steps(
+    placement: str, changes: dict[str, Any], spent: set[str], not_spent: set[str]
+) -> None:
+    spec = parse_engine(engine(steps=6, batch={"sequences": SEQUENCES, "microBatch": 1}, **changes))
+    recipe = open_model(spec, None, VOCABULARY, 0)
+    trainer, data = Trainer(spec, recipe, plan_for(spec, recipe, placement), CPU), packed()
+    whole = sum(trainer.step(data).seconds for _ in range(6))
+    trainer.drain()
+    trainer.close()
+    seconds = trainer.clock.seconds
+    assert sum(seconds.values()) == pytest.approx(whole, rel=0.02)
+    for phase, each in seconds.items():
+        assert phase not in spent or each > 0, phase
+        assert phase not in not_spent or each == 0, phase
