@@ -14,15 +14,17 @@ One decoder (RMSNorm, rotary attention, SwiGLU, tied head; random tokens) is tra
     blocking    the same, but each step waits for its updates; in all others they run beside the next forward pass
     auto        the engine, as much state on the host as this device and host need
     stream      the engine, weights too on the host, which updates them; two blocks at a time on the device
+    zeroth      no backward pass: two forward passes at moved weights, with the weights on the device
+    zeroth-stream   the same with the weights on the host, which updates them
     fsdp2       for comparison: torch's fully_shard with CPUOffloadPolicy on a GPU, AdamW(fused=True) on the host
 
-All losses and final weights but the peer's must be equal bit for bit; otherwise the script says where they differ
-and exits 1. Those of `stream` must be on a CPU only: on a GPU it updates with other kernels than the others, those of the
-host, and where they differ is said alone. The result begins with this machine's limits: matrix product, both directions of the link alone and
-together, copies in host memory. With --checkpoint FOLDER each engine writes one checkpoint there while a step
-runs, beside torch.save and fsync of the same state. Then tokens per second of each (median of the steps after warm-up, each until
-its loss is on the host), peak device memory, and the
-bytes that crossed the link. The result is JSON with the command, versions, date and device. Without a GPU the
+All losses and final weights but the peer's must be equal bit for bit, and those without a backward pass to each other;
+otherwise the script says where they differ and exits 1. Those of the streamed ways must be on a CPU only: on a GPU they
+update with other kernels than the others, those of the host, and where they differ is said alone. The result begins with
+this machine's limits: matrix product, both directions of the link alone and together, copies in host memory. With
+--checkpoint FOLDER each engine writes one checkpoint there while a step runs, beside torch.save and fsync of the same
+state. Then tokens per second of each (median of the steps after warm-up, each until its loss is on the host), peak device
+memory, and the bytes that crossed the link. The result is JSON with the command, versions, date and device. Without a GPU the
 same code runs a miniature on the CPU and the result says so: then only the equality is meaningful, not the times.
 """
 
@@ -64,7 +66,9 @@ from busbar.workloads.training.settings import OptimizerSpec
 from busbar.workloads.training.snapshot import Snapshot
 from busbar.workloads.training.step_clock import StepClock
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD
+from busbar.workloads.training.zeroth_order import Perturbation, ZerothOrder
 
+ZEROTH = ("zeroth", "zeroth-stream")
 SETTINGS = OptimizerSpec(
     learning_rate=3e-4,
     betas=(0.9, 0.95),
@@ -360,6 +364,65 @@ class Engine:
         self.host_arena.unpin()
 
 
+class Zeroth:
+    """Busbar's training without a backward pass."""
+
+    def __init__(self, name: str, model: Decoder, device: torch.device, dtype: str) -> None:
+        self.name, self.model = name, model
+        groups, on_gpu, streamed = make_groups(model), device.type == "cuda", name == "zeroth-stream"
+        sizes, kept = tuple(group.size for group in groups), ACTIVATION_BYTES if on_gpu else 0
+        limits = MemoryLimits(None, host_limit_bytes(), device_is_host=not on_gpu)
+        demand = Demand(sizes, dtype, 1, kept, zeroth_order=True)
+        self.plan = make_plan(demand, limits, PARAMETER_OFFLOAD if streamed else "resident")
+        self.device_arena = Arena("device", self.plan.device, device, reserved=("activations",))
+        self.host_arena = Arena("host", self.plan.host, torch.device("cpu"))
+        if on_gpu:
+            self.host_arena.pin()
+        home = self.host_arena if streamed else self.device_arena
+        self.groups = bind(groups, home, DTYPES[dtype], gradients=False)
+        self.streams = open_streams(device, gated=False, on_host=streamed)
+        self.perturbation = Perturbation(model, self.groups, self.plan, self.device_arena)
+        self.blocks: BlockSlots | None = None
+        self.gates = Gates(model, self.groups, self.streams.compute)
+        if streamed:
+            arenas = self.device_arena, self.host_arena
+            self.blocks = BlockSlots(model, self.groups, self.plan, *arenas, self.streams, StepClock(device))
+            self.blocks.refresh()
+            self.gates = Gates(model, self.groups, CallerStream(), self.blocks.arrive)
+        self.perturbation.watch(model)
+        self.optimizer = ZerothOrder(self.groups, SETTINGS, self.plan, home, self.streams, 0)
+        self.done = 0
+
+    @torch.no_grad()
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        losses = []
+        for distance in (SETTINGS.perturbation, -SETTINGS.perturbation):
+            self.gates.reach_all()
+            with self.perturbation.along(self.optimizer.direction(self.done), distance):
+                losses.append(self.model(tokens))
+        self.optimizer.compare(self.done, *losses)
+        _, updated = self.optimizer.step(SETTINGS.learning_rate)
+        if self.blocks is not None:
+            self.blocks.updated(updated)
+        self.gates.shut(updated)
+        self.done += 1
+        return torch.stack(losses).mean()
+
+    def drain(self) -> None:
+        self.gates.reach_all()
+        self.optimizer.drain()
+        if self.blocks is not None:
+            self.blocks.collect()
+
+    def facts(self) -> dict[str, Any]:
+        moved = 0 if self.blocks is None else self.blocks.traffic.loaded
+        return {"plan": self.plan.to_json(), "linkBytesPerStep": moved // max(1, self.done)}
+
+    def close(self) -> None:
+        self.streams.close()
+        self.host_arena.unpin()
+
+
 @dataclass(frozen=True)
 class Outcome:
     name: str
@@ -370,7 +433,7 @@ class Outcome:
 
 def make(
     name: str, model: Decoder, device: torch.device, dtype: str = "float32"
-) -> Plain | Engine | FullyShard:
+) -> Plain | Engine | FullyShard | Zeroth:
     shares: dict[str, Callable[[int], int] | None] = {
         "auto": None,
         "resident": lambda groups: 0,
@@ -379,6 +442,8 @@ def make(
         "blocking": lambda groups: groups,
         "stream": lambda groups: groups,
     }
+    if name in ZEROTH:
+        return Zeroth(name, model, device, dtype)
     if name == "fsdp2":
         return FullyShard(model, device, DTYPES[dtype])
     return Plain(model) if name == "plain" else Engine(name, model, device, shares[name], dtype)
@@ -470,7 +535,7 @@ def run(
     """Train one way from the same weights on the same tokens."""
     on_gpu = device.type == "cuda"
     # The peer keeps its parameters on the host, in fp32; the engine moves them from there to the device.
-    home = torch.device("cpu") if name in (*PEERS, "auto", "stream") else device
+    home = torch.device("cpu") if name in (*PEERS, "auto", "stream", "zeroth-stream") else device
     model = make_model(shape, home, DTYPES[dtype], device)
     way = make(name, model.float() if name in PEERS else model, device, dtype)
     if on_gpu:  # after the weights have moved into the arena, because during the move two copies exist
@@ -482,7 +547,7 @@ def run(
         started = time.perf_counter()
         losses.append(way.step(tokens).item())
         seconds.append(time.perf_counter() - started)
-    if isinstance(way, Engine):
+    if isinstance(way, Engine | Zeroth):
         way.drain()
     per_step = statistics.median(seconds[shape.warm_up :])
     report = {
@@ -569,10 +634,11 @@ def main() -> int:
     ways = {o.name: {**o.report} for o in outcomes}
     for outcome in outcomes:
         if outcome.name not in PEERS:
-            ways[outcome.name]["equality"] = compare(reference, outcome)
+            kind = [other for other in outcomes if (other.name in ZEROTH) is (outcome.name in ZEROTH)]
+            ways[outcome.name]["equality"] = compare(kind[0], outcome)
             ratios = {peer: round(speed[outcome.name] / speed[peer], 3) for peer in PEERS & set(speed)}
             ways[outcome.name]["timesAsFastAs"] = ratios
-    other_kernels = {"stream"} if device.type == "cuda" else set()
+    other_kernels = {"stream", "zeroth-stream"} if device.type == "cuda" else set()
     compared = [
         way["equality"] for name, way in ways.items() if "equality" in way and name not in other_kernels
     ]

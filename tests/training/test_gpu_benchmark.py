@@ -58,6 +58,26 @@ def test_the_miniature_is_bit_equal_and_claims_no_gpu(
     assert result["ways"]["stream"]["linkBytesPerStep"] > 2 * 4 * result["parameters"]
 
 
+def test_the_ways_without_a_backward_pass_are_equal_to_each_other(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benchmark.torch.cuda, "is_available", lambda: False)
+    output = tmp_path / "result.json"
+    ways = ["--ways", "plain,zeroth,zeroth-stream", "--dtype", "bfloat16"]
+    monkeypatch.setattr(sys, "argv", ["training.py", *ways, "--output", str(output)])
+    assert benchmark.main() == 0
+    found = json.loads(output.read_text())["ways"]
+    assert found["zeroth-stream"]["equality"] == {
+        "with": "zeroth",
+        "lossesEqual": True,
+        "firstDifferentStep": None,
+        "weightsEqual": True,
+        "differentParameters": 0,
+    }
+    assert found["zeroth-stream"]["linkBytesPerStep"] > 0
+    assert "gradients" not in found["zeroth"]["plan"]["device"]
+
+
 def test_bfloat16_is_equal_too_and_a_checkpoint_is_measured_beside_torch_save(
     benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
