@@ -185,15 +185,27 @@ def test_a_scratch_file_keeps_what_is_written_at_any_place(tmp_path: Path) -> No
     file.close()
 
 
-def test_a_file_system_without_direct_writes_is_used_through_the_page_cache() -> None:
-    shared = Path("/dev/shm")
+def test_a_file_system_without_direct_writes_is_used_through_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def refused(path: Any, flags: int, *mode: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refused)
     told: list[str] = []
-    file = ScratchFile(shared, 4 * PAGE, told.append)
+    file = ScratchFile(tmp_path, 4 * PAGE, told.append)
     data, there = page_memory(4 * PAGE).fill_(7), page_memory(4 * PAGE)
     file.write(data, 0)
     file.read(there, 0)
     file.close()
     assert torch.equal(data, there)
+    assert [text.partition(":")[0] for text in told] == [
+        f"the file system of {tmp_path} does not support O_DIRECT"
+    ]
 
 
 def test_a_disk_without_room_is_found_at_once(tmp_path: Path) -> None:

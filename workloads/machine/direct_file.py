@@ -86,9 +86,14 @@ class DirectFile:
         self._direct = None  # closed at the end: another thread may be using it
         self._say_unsupported()
 
+    @property
+    def _place(self) -> Path:
+        """For people: the folder that they know; a checkpoint's own has a temporary name."""
+        return self._path.parent.parent
+
     def _say_unsupported(self) -> None:
         self._note(
-            f"the file system of {self._path.parent.parent} does not support O_DIRECT: files are written through the page "
+            f"the file system of {self._place} does not support O_DIRECT: files are written through the page "
             "cache, which takes memory and is slower"
         )
 
@@ -125,6 +130,10 @@ class ScratchFile(DirectFile):
             super().__init__(path, size, note)
         finally:
             path.unlink(missing_ok=True)
+
+    @property
+    def _place(self) -> Path:
+        return self._path.parent
 
     def read(self, into: torch.Tensor, offset: int) -> None:
         """Fill `into`, uint8 on the host, with what stands at `offset`. Several threads may."""

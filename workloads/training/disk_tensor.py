@@ -7,6 +7,7 @@ part. The file is read and written past the page cache where memory, place and s
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -70,10 +71,10 @@ class DiskRates:
         return size / self.read + size / self.write
 
 
-def measure_disk(folder: Path) -> DiskRates:
-    """The speed of the disk of `folder`, past the page cache where its file system can. Raises OSError."""
+def measure_disk(folder: Path, note: Callable[[str], object] = lambda text: None) -> DiskRates:
+    """The speed of the disk of `folder`, past the page cache; `note` is told if its file system cannot. Raises OSError."""
     data = page_memory(MEASURED_BYTES).fill_(1)
-    file = ScratchFile(folder, MEASURED_BYTES)
+    file = ScratchFile(folder, MEASURED_BYTES, note)
     try:
         times = [time.monotonic()]
         for move in (file.write, file.read):

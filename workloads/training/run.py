@@ -322,7 +322,7 @@ class Session:
         if (shortage := disk_shortage(plan, demand, self.run.checkpoint.keep, free)) is not None:
             raise shortage
         if plan.on_disk:
-            rates = measure_disk(scratch)
+            rates = measure_disk(scratch, self.reporter.note)
             seconds = rates.seconds(plan.disk_bytes)
             if (refusal := too_slow(plan, seconds)) is not None:
                 raise refusal

@@ -123,24 +123,28 @@ class Trainer:
         tiled_loss.check(self.model, recipe.config.vocab_size)
         if self.blocks is not None:
             self.blocks.reset()
-        elif self.peers is None and plan.activations == RECOMPUTE and not zeroth_order:
+        elif self.peers is None and plan.activations == RECOMPUTE:
             recompute_blocks(self.model)
-        self.spread: Spread | None = None  # None: the plain loop's order, in one process
-        norm: Norm = ParameterNorm(self.groups)
-        if ranks.size > 1 or spec.order == FIXED:
-            division = divide(spec.batch.sequences, spec.batch.micro_batch, ranks.size, spec.order)
-            shards = None
-            if plan.sharding != OPTIMIZER:
-                before = (lambda index: None) if self.peers is None else self.peers.before_backward
-                shards = GradientShards(ranks, division, self.groups, self.device_arena, self.model, before)
-            self.spread = Spread(ranks, division, self.groups, self.device_arena, spec.seed, shards)
-            norm = RowNorm(self.groups, ranks)
+        self.spread = self._make_spread(ranks)
+        norm: Norm = ParameterNorm(self.groups) if self.spread is None else RowNorm(self.groups, ranks)
         self.disk: ScratchFile | None = None  # None: no state is there
         self.optimizer = self._make_optimizer(home, norm, scratch, fused=fused)
         self.gates = self._make_gates()
         self.snapshot = Snapshot(self.groups, self.optimizer, self.host_arena, plan)
         self.done = 0  # finished steps
         self.bad_in_a_row = 0  # the newest steps that were skipped
+
+    def _make_spread(self, ranks: Ranks) -> Spread | None:
+        """None: the plain loop's order, in one process."""
+        batch, order = self.spec.batch, self.spec.order
+        if ranks.size == 1 and order != FIXED:
+            return None
+        division = divide(batch.sequences, batch.micro_batch, ranks.size, order)
+        shards = None
+        if self.plan.sharding != OPTIMIZER:
+            before = (lambda index: None) if self.peers is None else self.peers.before_backward
+            shards = GradientShards(ranks, division, self.groups, self.device_arena, self.model, before)
+        return Spread(ranks, division, self.groups, self.device_arena, self.spec.seed, shards)
 
     def _make_optimizer(self, home: Arena, norm: Norm, scratch: Path | None, *, fused: bool) -> Optimizer:
         plan, settings, queues = self.plan, self.spec.optimizer, self.streams
