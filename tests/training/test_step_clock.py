@@ -52,7 +52,7 @@ def test_the_seconds_of_all_phases_are_those_of_the_steps(
     trainer.drain()
     trainer.close()
     seconds = trainer.clock.seconds
-    assert sum(seconds.values()) == pytest.approx(whole, rel=0.02)
+    assert 0.9 * whole < sum(seconds.values()) <= whole  # what is not said is between two lines
     for phase, each in seconds.items():
         assert phase not in spent or each > 0, phase
         assert phase not in not_spent or each == 0, phase
