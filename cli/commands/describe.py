@@ -130,6 +130,13 @@ def _step(seconds: dict[str, Any]) -> str | None:
     return f"{measured:.3g} s (predicted {predicted:.3g}, {seconds.get('ratio') or 0:.2f} of it)"
 
 
+def _speed(progress: dict[str, Any]) -> str | None:
+    tokens, tflops = progress.get("tokensPerSecond"), progress.get("modelTflops")
+    if not tokens:
+        return None
+    return f"{tokens:.0f} tokens/s" + (f", {tflops:.3g} model TFLOP/s" if tflops else "")
+
+
 def _phases(percent: dict[str, Any]) -> str | None:
     from busbar.kube.types.training_job import StepPhases
     from busbar.kube.types.training_words import phase_words
@@ -170,7 +177,7 @@ def _job(found: Object) -> list[tuple[str, object]]:
         ("Trained", _trained(_part(status, "model"))),
         *_adapters(status),
         ("Loss", progress.loss),
-        ("Speed", f"{progress.tokens_per_second:.0f} tokens/s" if progress.tokens_per_second else None),
+        ("Speed", _speed(_part(status, "progress"))),
         ("Step", _step(_part(_part(status, "progress"), "stepSeconds"))),
         ("Spent on", _phases(_part(_part(status, "progress"), "phases"))),
         ("Left", duration(progress.eta_seconds) if progress.eta_seconds is not None else None),

@@ -234,6 +234,8 @@ class TrainingStatus(WireModel):
     total_steps: int = 0
     loss: float | None = None
     tokens_per_second: float | None = None
+    model_tflops: float | None = None
+    """The same in 10^12 operations per second of the whole job, without what is computed twice; None: not known."""
     tokens: int = 0
     eta_seconds: float | None = None
     checkpoint: CheckpointReport | None = None

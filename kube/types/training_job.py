@@ -430,6 +430,10 @@ class Progress(StatusModel):
     total_steps: Count = Field(default=0, description="Optimizer steps of the whole run.")
     loss: float | None = Field(default=None, description="Training loss of the last step, in nats per token.")
     tokens_per_second: Amount | None = Field(default=None, description="Speed over the last steps.")
+    model_tflops: Amount | None = Field(
+        default=None,
+        description="The same in TFLOP/s of all pods, without what is computed twice; absent where it is not known.",
+    )
     step_seconds: StepSeconds | None = Field(
         default=None, description="Seconds of a step; absent where the engine predicts none."
     )

@@ -107,6 +107,7 @@ def _progress(reading: TrainingStatus, now: datetime, slack: float | None) -> Pr
         total_steps=total,
         loss=_finite(reading.loss, 4),
         tokens_per_second=_amount(reading.tokens_per_second, 1),
+        model_tflops=_amount(reading.model_tflops, 4),
         step_seconds=_step_seconds(reading.timing),
         phases=_phases(reading.phase_seconds),
         tokens=_count(reading.tokens),

@@ -159,6 +159,12 @@ def again_ratio(model: ModelShape, batch: BatchShape) -> float:
     return again / kept
 
 
+def model_flops_per_token(model: ModelShape, batch: BatchShape) -> int:
+    """Of training on one token, without what is computed a second time and without attention scores: what a throughput in
+    model TFLOP/s counts."""
+    return _flops_per_token(model, replace(batch, activations=KEEP, loss=WHOLE))
+
+
 def _flops_per_token(model: ModelShape, batch: BatchShape) -> int:
     if batch.is_zeroth_order:
         return 4 * model.active_parameters

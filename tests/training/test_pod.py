@@ -134,6 +134,8 @@ def test_it_reports_while_it_runs(life: dict[str, Any]) -> None:
     assert status["report"]["peakDeviceBytes"] <= status["memory"]["deviceBytes"]
     assert life["ready"] == 200
     assert "busbar_training_tokens_per_second" in life["metrics"]
+    assert "busbar_training_model_tflops" in life["metrics"]
+    assert 'busbar_training_phase_seconds_total{phase="backward"}' in life["metrics"]
 
 
 def test_a_save_on_request_is_on_disk_when_it_is_answered(life: dict[str, Any]) -> None:

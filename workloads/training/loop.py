@@ -91,7 +91,9 @@ class Loop:
     def _publish(self) -> None:
         optimizer = self.trainer.optimizer
         self.status.count_traffic(optimizer.loaded_bytes, optimizer.stored_bytes, self._stalled_seconds)
+        speed, flops = self.status.tokens_per_second, self.session.flops_per_token
         self.status.update(
+            modelTflops=None if flops is None or speed is None else round(speed * flops / 1e12, 4),
             phaseSeconds={phase: round(seconds, 3) for phase, seconds in self.trainer.clock.seconds.items()},
             skippedSteps=optimizer.skipped,
             replayedSteps=self.journal.replayed,

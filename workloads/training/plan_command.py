@@ -143,24 +143,15 @@ def answer_for(
     Args:
         copied: the state is copied into the pod's memory.
     """
-    from busbar.scheduler.fit import BatchShape, unknown_patterns
+    from busbar.scheduler.fit import unknown_patterns
     from busbar.scheduler.fit.speed import again_ratio, hiding_tokens, tiles_ratio
     from busbar.workloads.training.division import divide
     from busbar.workloads.training.longest import longest_sequences
     from busbar.workloads.training.plan import COPIES
     from busbar.workloads.training.settings import TILED, WHOLE
+    from busbar.workloads.training.sizing import batch_shape
 
-    batch = BatchShape(
-        spec.batch.sequences,
-        spec.data.sequence_length,
-        spec.batch.micro_batch,
-        spec.dtype,
-        spec.activations,
-        spec.freeze,
-        spec.loss,
-        spec.scratch_disk_bytes,
-        spec.optimizer.name,
-    )
+    batch = batch_shape(spec)
     shape, positions = _shape(spec, claims)
     division = divide(spec.batch.sequences, spec.batch.micro_batch, pods, spec.order)
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from busbar.kube.contracts.workload import ExitCode
-from busbar.scheduler.fit import BatchShape, ModelShape, workload_class
 from busbar.workloads.training.control import Control
 from busbar.workloads.training.errors import (
     CheckpointError,
@@ -37,6 +36,7 @@ from busbar.workloads.training.paths import (
 )
 from busbar.workloads.training.report import Reporter
 from busbar.workloads.training.settings import PARAMETERS, CheckpointPolicy, EngineSpec
+from busbar.workloads.training.sizing import class_of, flops_per_token
 from busbar.workloads.training.status import Status
 from busbar.workloads.training.world import ALONE, PATIENT, Patience, World
 
@@ -138,6 +138,7 @@ class Session:
         self.held_out: list[Row] = []
         self.prediction: Prediction | None = None
         self.together: Together | None = None
+        self.flops_per_token: int | None = None
 
     def go(self) -> None:
         """The phases in order."""
@@ -406,10 +407,11 @@ class Session:
         self._phase("Preparing", "building the model")
         trainer = Trainer(self.spec, recipe, plan, self.device, ranks=together.ranks, scratch=self.scratch)
         self.cell = {
-            "class": _workload_class(recipe.config.to_dict(), self.spec),
+            "class": class_of(recipe.config.to_dict(), self.spec),
             "mode": plan.mode,
             "accelerator": self.device.type,
         }
+        self.flops_per_token = flops_per_token(recipe.config.to_dict(), self.spec)
         report = model_report(trainer.model, self.spec.adapter)
         self.status.update(model=report)
         if self.spec.adapter is not None or self.spec.freeze:
@@ -534,26 +536,6 @@ class Session:
             self.places.tokenizer,
             self.spec.adapter,
         )
-
-
-def _workload_class(config: dict[str, Any], spec: EngineSpec) -> str:
-    """The scheduler's workload class of the run; an architecture that it cannot size has no class of its own."""
-    batch = BatchShape(
-        spec.batch.sequences,
-        spec.data.sequence_length,
-        spec.batch.micro_batch,
-        spec.dtype,
-        spec.activations,
-        spec.freeze,
-        spec.loss,
-        spec.scratch_disk_bytes,
-        spec.optimizer.name,
-    )
-    try:
-        whole = workload_class(ModelShape.from_config(config), batch)
-        return whole if spec.adapter is None else f"{whole}-adapter"  # faster than training all of it
-    except ValueError:
-        return f"{config.get('model_type', 'unknown')}-unsized"
 
 
 def _memory(plan: MemoryPlan, measured: Mapping[str, int]) -> dict[str, Any]:

@@ -107,6 +107,11 @@ class Status(Collector):
             return self._said.step
 
     @property
+    def tokens_per_second(self) -> float | None:
+        with self._lock:
+            return self._said.tokens_per_second
+
+    @property
     def steady_samples(self) -> int:
         """Steps after warm-up whose speed is known."""
         with self._lock:
@@ -141,6 +146,7 @@ class Status(Collector):
         yield from _gauge("loss", "Mean loss of the last step, nats per token", said["loss"])
         yield _counter("tokens", "Tokens trained by this process", said["tokens"])
         yield from _gauge("tokens_per_second", "Median speed after warm-up", said["tokensPerSecond"])
+        yield from _gauge("model_tflops", "The same in model TFLOP/s", said["modelTflops"])
         yield from _gauge(
             "lost_steps", "Finished steps that the last restart had to repeat", said["lostSteps"]
         )

@@ -55,6 +55,7 @@ def merged(**said: Any) -> TrainingJobStatus | None:
             "resumedFromStep": st.integers(),
             "loss": numbers,
             "tokensPerSecond": numbers,
+            "modelTflops": numbers,
             "etaSeconds": numbers,
             "checkpoint": st.fixed_dictionaries({"step": st.integers(), "savedAt": moments}),
             "evaluation": st.fixed_dictionaries(
