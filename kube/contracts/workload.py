@@ -251,7 +251,7 @@ class TrainingStatus(WireModel):
     """Steps that were repeated after a restart and gave another loss."""
     mode: str | None = None
     activations: Annotated[str, Field(max_length=63)] | None = None
-    """keep or recompute: what the plan chose for those inside a block."""
+    """keep or recompute: what the plan chose for those inside a block; none: there is no backward pass."""
     model: ModelReport | None = None
     memory: MemoryReport | None = None
     timing: TimingReport | None = None
