@@ -15,6 +15,7 @@ from tests.training.test_bit_equality import CPU, batches, packed
 from tests.training.test_parameter_offload import LARGE, UNLIMITED, demand_of
 
 from busbar.workloads.training import plan as plan_module
+from busbar.workloads.training.activations import LiveBytes
 from busbar.workloads.training.async_checkpoint import Saver
 from busbar.workloads.training.checkpoint import CheckpointFolder
 from busbar.workloads.training.choice import make_plan
@@ -27,6 +28,7 @@ from busbar.workloads.training.packing import Packed
 from busbar.workloads.training.plan import MemoryPlan
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD
 from busbar.workloads.training.trainer import Trainer
+from busbar.workloads.training.zeroth_plan import SIGN_BYTES
 
 STEPS = 6
 OPTIMIZER = {"name": "ZerothOrder", "learningRate": 1e-3, "schedule": "constant", "gradientClip": None}
@@ -254,6 +256,14 @@ def test_a_direction_is_the_same_however_it_is_cut_and_differs_by_step_group_and
     for other in (Direction(6, 7).signs(2, 0, 4096, CPU), Direction(5, 8).signs(2, 0, 4096, CPU)):
         assert abs(float(whole @ other)) / 4096 < 0.06
     assert abs(float(whole @ Direction(5, 7).signs(3, 0, 4096, CPU))) / 4096 < 0.06
+
+
+def test_telling_signs_takes_what_the_plan_says() -> None:
+    count = 2**16
+    with LiveBytes([]) as live:
+        signs = Direction(1, 2).signs(0, 0, count, CPU)
+    assert signs.numel() == count
+    assert 0.9 * SIGN_BYTES * count < live.peak <= SIGN_BYTES * count
 
 
 def test_directions_have_mean_zero_and_no_correlation() -> None:

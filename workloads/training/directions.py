@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import torch
 
 WORD = 32  # signs of one hash
-BYTES_PER_ELEMENT = 9
-"""Of what a call holds at its worst moment: the bits, the signs, and the hashes."""
 _LOW = 0xFFFFFFFF
 _FIRST, _SECOND, _THIRD = (
     0x9E3779B1,

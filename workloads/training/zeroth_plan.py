@@ -28,7 +28,7 @@ from busbar.workloads.training.streamed_plan import (
 RESIDENT = "resident"
 MODES = ("auto", RESIDENT, PARAMETER_OFFLOAD)
 SIGN_BYTES = 9
-"""Of each element of a run whose signs are told (`directions.BYTES_PER_ELEMENT`)."""
+"""Of each element of a run whose signs are told: its bit as a number, its sign, and its share of a hash (see `directions`)."""
 MAX_RUN = 16 * 2**20  # parameters
 NONE, WHY = "none", "there is no backward pass"  # what happens to activations
 
