@@ -1,5 +1,6 @@
 """TrainingJob: train a model, with Busbar's engine or with an own image and command."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal
@@ -77,20 +78,22 @@ def _order_holds(engine: TrainingEngine | None, shape: GangShape) -> bool:
     return shape.min_pods == pods and pods in (1, 2, 4, 8) and engine.batch.micro_batches % pods == 0
 
 
-def _one_process_holds(engine: TrainingEngine | None, shape: GangShape) -> bool:
-    """Whether a job whose weights are on the host has one pod, and adds micro-batches up as they come."""
-    return engine is None or engine.mode is not EngineMode.PARAMETER_OFFLOAD or _is_one_process(engine, shape)
+def _one_process(what: str, cel: str, asks: Callable[[TrainingEngine], bool]) -> Rule:
+    """`what` a job asks for (by `cel` and `asks`) has one pod, which adds micro-batches up as they come."""
 
+    def holds(spec: "TrainingJobSpec") -> bool:
+        engine = spec.engine
+        if engine is None or not asks(engine):
+            return True
+        fixed = engine.parallelism is not None and engine.parallelism.order is Order.FIXED
+        return spec.shape.max_pods == 1 and not fixed
 
-def _zeroth_order_holds(engine: TrainingEngine | None, shape: GangShape) -> bool:
-    """The same of one without a backward pass."""
-    zeroth = engine is not None and engine.optimizer.name is OptimizerName.ZEROTH_ORDER
-    return engine is None or not zeroth or _is_one_process(engine, shape)
-
-
-def _is_one_process(engine: TrainingEngine, shape: GangShape) -> bool:
-    fixed = engine.parallelism is not None and engine.parallelism.order is Order.FIXED
-    return shape.max_pods == 1 and not fixed
+    return Rule(
+        cel=f"!has(self.engine) || !({cel}) || "
+        "(self.shape.maxPods == 1 && (!has(self.engine.parallelism) || self.engine.parallelism.order != 'fixed'))",
+        message=f"{what} runs in one process; set shape.maxPods: 1 and remove parallelism.order",
+        holds=holds,
+    )
 
 
 def _has_parts(engine: TrainingEngine | None, shape: GangShape) -> bool:
@@ -127,24 +130,20 @@ class TrainingJobSpec(SpecModel):
             field_path=".shape",
             holds=lambda spec: _order_holds(spec.engine, spec.shape),
         ),
-        Rule(
-            cel="!has(self.engine) || !has(self.engine.mode) || self.engine.mode != 'parameter-offload' || "
-            "(self.shape.maxPods == 1 && (!has(self.engine.parallelism) || self.engine.parallelism.order != 'fixed'))",
-            message="mode: parameter-offload runs in one process; set shape.maxPods: 1 and remove parallelism.order",
-            holds=lambda spec: _one_process_holds(spec.engine, spec.shape),
+        _one_process(
+            "mode: parameter-offload",
+            "has(self.engine.mode) && self.engine.mode == 'parameter-offload'",
+            lambda engine: engine.mode is EngineMode.PARAMETER_OFFLOAD,
         ),
-        Rule(
-            cel="!has(self.engine) || !has(self.engine.optimizer) || self.engine.optimizer.name != 'ZerothOrder' || "
-            "(self.shape.maxPods == 1 && (!has(self.engine.parallelism) || self.engine.parallelism.order != 'fixed'))",
-            message="optimizer.name: ZerothOrder runs in one process; set shape.maxPods: 1 and remove parallelism.order",
-            holds=lambda spec: _zeroth_order_holds(spec.engine, spec.shape),
+        _one_process(
+            "optimizer.name: ZerothOrder",
+            "has(self.engine.optimizer) && self.engine.optimizer.name == 'ZerothOrder'",
+            lambda engine: engine.optimizer.name is OptimizerName.ZEROTH_ORDER,
         ),
-        Rule(
-            cel="!has(self.engine) || !has(self.engine.scratchDisk) || self.shape.maxPods == 1",
-            message="engine.scratchDisk is for jobs of one pod; set shape.maxPods: 1, or remove it",
-            holds=lambda spec: (
-                spec.engine is None or spec.engine.scratch_disk is None or spec.shape.max_pods == 1
-            ),
+        _one_process(
+            "engine.scratchDisk",
+            "has(self.engine.scratchDisk)",
+            lambda engine: engine.scratch_disk is not None,
         ),
         Rule(
             cel="!has(self.engine) || !has(self.engine.parallelism) || "

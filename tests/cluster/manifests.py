@@ -87,6 +87,7 @@ def engine_job_from_weights() -> JSON:
     spec["engine"]["tokenizer"] = {"uri": "pvc://base/model"}
     del spec["engine"]["freeze"]
     spec["engine"] |= {"mode": "auto", "scratchDisk": "1Gi"}
+    spec["engine"]["parallelism"]["order"] = "fast"
     spec["engine"]["adapter"] = {
         "rank": 16,
         "alpha": 32,

@@ -288,9 +288,16 @@ TRAINING = (
     Row(
         m.engine_job_from_weights,
         "spec",
-        "engine.scratchDisk is for jobs of one pod",
-        {"spec/shape": {"maxPods": 2}, "spec/checkpoint": {}, **FAST},
-        {"spec/shape": {"maxPods": 2}, "spec/checkpoint": {}, "spec/engine/scratchDisk": ..., **FAST},
+        "engine.scratchDisk runs in one process",
+        {"spec/shape": {"maxPods": 2}, "spec/checkpoint": {}},
+        {"spec/shape": {"maxPods": 2}, "spec/checkpoint": {}, "spec/engine/scratchDisk": ...},
+    ),
+    Row(
+        m.engine_job_from_weights,
+        "spec",
+        "engine.scratchDisk runs in one process",
+        {"spec/engine/parallelism": {"order": "fixed"}},
+        {"spec/engine/parallelism": {"order": "fixed"}, "spec/engine/scratchDisk": ...},
     ),
     Row(
         m.engine_job,
