@@ -1,7 +1,9 @@
-"""The longest sequence that trains under one `deviceMemory`, with activations kept and recomputed, and with logits in tiles.
+"""The longest sequence that trains under one `deviceMemory`, with activations kept, recomputed and swapped, and with logits
+in tiles.
 
     python benchmarks/training_recompute.py --output benchmarks/results/training_recompute.json
     python benchmarks/training_recompute.py --cases tiled --rounds 3      only what tiles add to recomputation
+    python benchmarks/training_recompute.py --cases swapped --rounds 3    only what inputs on the host add to it
 
 For each model the engine's own plan (fake tensors, nothing allocated) finds the longest sequence that fits both ways.
 Both are then trained for real at that length, and the measured peak is compared with the planned one. At the longest
@@ -9,7 +11,8 @@ sequence of kept activations four ways train the same tokens turn by turn, so th
 the engine, kept and recomputed, and plain `transformers` with fused AdamW, without and with
 `gradient_checkpointing_enable`. Reported are medians of seconds and CPU seconds per step. At the longest sequence of
 recomputed activations the engine and `transformers` with checkpointing are compared in the same way. Tiles
-(`loss: tiled`) are compared with the whole at the longest sequence of recomputation, and trained at their own longest.
+(`loss: tiled`) are compared with the whole at the longest sequence of recomputation, and trained at their own longest;
+so are swapped activations, with whole logits and with tiles.
 
 Peaks count what torch allocates for weights, gradients, optimizer and activations, not the scratch memory of kernels.
 """
@@ -37,32 +40,36 @@ from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.layouts import first_that_fits
 from busbar.workloads.training.model import measure_demand, open_model
 from busbar.workloads.training.packing import Packed
-from busbar.workloads.training.plan import KEEP, RECOMPUTE, Demand, MemoryLimits
+from busbar.workloads.training.plan import KEEP, RECOMPUTE, SWAP, Demand, MemoryLimits
 from busbar.workloads.training.settings import TILED, WHOLE
 from busbar.workloads.training.trainer import Trainer
 
 CPU, POSITIONS, MIB = torch.device("cpu"), 65_536, 2**20
 BASE = {
     "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 688,
     "num_attention_heads": 4,
     "tie_word_embeddings": True,
     "max_position_embeddings": POSITIONS,
 }
-CASES: dict[str, tuple[int, int, int]] = {  # layers, vocabulary, deviceMemory in MiB
+CASES: dict[str, tuple[int, ...]] = {  # layers, vocabulary, deviceMemory in MiB
     "8 blocks, vocabulary of 4,096": (8, 4096, 256),
     "16 blocks, vocabulary of 512": (16, 512, 256),
     "4 blocks, vocabulary of 32,768": (4, 32_768, 384),
 }
+DEEP: dict[str, tuple[int, ...]] = {"64 blocks of width 128, vocabulary of 512": (64, 512, 256, 128)}
 Step = Callable[[int], float]  # of step n: the loss
 
 
 class Case:
     """One model under one limit."""
 
-    def __init__(self, layers: int, vocabulary: int, limit_mib: int) -> None:
-        self.config = {**BASE, "num_hidden_layers": layers}
+    def __init__(self, layers: int, vocabulary: int, limit_mib: int, width: int = 256) -> None:
+        self.config = {
+            **BASE,
+            "num_hidden_layers": layers,
+            "hidden_size": width,
+            "intermediate_size": width * 43 // 16,
+        }
         self.vocabulary, self.limit_mib = vocabulary, limit_mib
         self.limits = MemoryLimits(limit_mib * MIB, None, device_is_host=True)
         self.demand = cache(self._demand)
@@ -184,34 +191,34 @@ def ratio(rows: Mapping[str, Any], one: str, other: str) -> dict[str, float]:
     return {name: round(rows[one][field] / rows[other][field], 3) for name, field in fields.items()}
 
 
-def run_tiled(name: str, case: Case, rounds: int) -> dict[str, Any]:
-    """What tiles add to recomputation."""
-    sys.stderr.write(f"\n{name}, tiles\n")
-    recomputed, tiled = case.longest(RECOMPUTE), case.longest(RECOMPUTE, TILED)
-    whole, whole_trainer = case.engine(recomputed, RECOMPUTE)
-    in_tiles, tiled_trainer = case.engine(recomputed, RECOMPUTE, TILED)
-    rows, losses = measure({"whole": whole, "tiled": in_tiles}, rounds)
-    rows["whole"] |= peaks(whole_trainer)
-    rows["tiled"] |= peaks(tiled_trainer)
-    for trainer in (whole_trainer, tiled_trainer):
+def run_beside(name: str, case: Case, rounds: int, label: str, activations: str, loss: str) -> dict[str, Any]:
+    """What other activations or another form of the loss add to recomputed activations and whole logits."""
+    sys.stderr.write(f"\n{name}, {label}\n")
+    recomputed, longer = case.longest(RECOMPUTE), case.longest(activations, loss)
+    before, before_trainer = case.engine(recomputed, RECOMPUTE)
+    after, after_trainer = case.engine(recomputed, activations, loss)
+    rows, losses = measure({"recomputed": before, label: after}, rounds)
+    rows["recomputed"] |= peaks(before_trainer)
+    rows[label] |= peaks(after_trainer)
+    for trainer in (before_trainer, after_trainer):
         trainer.close()
-    del whole, in_tiles, whole_trainer, tiled_trainer, trainer
-    longest, trainer = case.engine(tiled, RECOMPUTE, TILED)
-    at_longest, _ = measure({"tiled": longest}, 1)
-    at_longest["tiled"] |= peaks(trainer)
+    del before, after, before_trainer, after_trainer, trainer
+    longest, trainer = case.engine(longer, activations, loss)
+    at_longest, _ = measure({label: longest}, 1)
+    at_longest[label] |= peaks(trainer)
     trainer.close()
     return {
         "model": case.config | {"vocab_size": case.vocabulary},
         "deviceMemoryBytes": case.limit_mib * MIB,
         "longestRecomputed": recomputed,
-        "longestTiled": tiled,
-        "longestRatio": round(tiled / recomputed, 3),
+        "longest": longer,
+        "longestRatio": round(longer / recomputed, 3),
         "largestDifferenceOfLosses": max(
-            abs(a - b) for a, b in zip(losses["whole"], losses["tiled"], strict=True)
+            abs(a - b) for a, b in zip(losses["recomputed"], losses[label], strict=True)
         ),
         "atLongestRecomputed": rows,
-        "tiledToWhole": ratio(rows, "tiled", "whole"),
-        "atLongestTiled": at_longest,
+        "toRecomputed": ratio(rows, label, "recomputed"),
+        "atLongest": at_longest,
     }
 
 
@@ -273,7 +280,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
-        "--cases", choices=("all", "tiled", "activations"), default="all", help="which comparisons"
+        "--cases",
+        choices=("all", "tiled", "swapped", "activations"),
+        default="all",
+        help="which comparisons",
     )
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
@@ -291,10 +301,19 @@ def main() -> None:
             "python": platform.python_version(),
         },
     }
-    if given.cases != "tiled":
+    if given.cases in ("all", "activations"):
         document["cases"] = {name: run_case(name, Case(*case), given.rounds) for name, case in CASES.items()}
-    if given.cases != "activations":
-        document["tiles"] = {name: run_tiled(name, Case(*case), given.rounds) for name, case in CASES.items()}
+    for kind, label, activations, loss in (
+        ("tiled", "tiled", RECOMPUTE, TILED),
+        ("swapped", "swapped", SWAP, WHOLE),
+        ("swapped", "swapped and tiled", SWAP, TILED),
+    ):
+        if given.cases in ("all", kind):
+            models = CASES if kind == "tiled" else CASES | DEEP
+            document[label] = {
+                name: run_beside(name, Case(*case), given.rounds, label, activations, loss)
+                for name, case in models.items()
+            }
     text = json.dumps(document, indent=2) + "\n"
     if given.output is not None:
         given.output.write_text(text)

@@ -15,7 +15,9 @@ smallest batch that hides them, the ratio falls as the batch grows. At each rate
     streamed                 `parameter-offload` in the gated schedule with as many slots as `--slots` says
     streamed, blocking       the same, ending each step when all updates are done
 
-Without a backward pass (`ZerothOrder`) two more ways take turns: with the weights on the device, and streamed.
+Without a backward pass (`ZerothOrder`) two more ways take turns: with the weights on the device, and streamed. Inputs of
+blocks on the host (`activations: swap`) take turns with recomputing ones, at rates at which an input needs `--ratios` times
+the seconds of its block's forward pass.
 
 Beside the streamed rows stands the fluid model (`scheduler/fit/timeline.py`), with the forward and update seconds that
 were measured. The bars: streamed at least 0.9 of the speed of `resident, recomputing` at the ratios of at most 1; peak
@@ -32,7 +34,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,7 @@ from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.groups import blocks
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.model import measure_demand, open_model
-from busbar.workloads.training.plan import KEEP, RECOMPUTE, MemoryLimits
+from busbar.workloads.training.plan import KEEP, RECOMPUTE, SWAP, Demand, MemoryLimits
 from busbar.workloads.training.settings import ADAMW, ZEROTH_ORDER
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, lay_out_streamed
 from busbar.workloads.training.trainer import Trainer
@@ -63,6 +65,10 @@ WAYS = {
 ZEROTH = {
     "zeroth order, resident": ("resident", "auto", "auto", ZEROTH_ORDER),
     "zeroth order, streamed": (PARAMETER_OFFLOAD, "auto", "auto", ZEROTH_ORDER),
+}
+SWAPPED = {
+    "resident, recomputing": WAYS["resident, recomputing"],
+    "resident, swapped": ("resident", SWAP, "blocking", ADAMW),
 }
 
 
@@ -105,7 +111,8 @@ class Way:
     def __init__(
         self, name: str, size: Size, slots: int, pace: Pace | None, device_bytes: int | None
     ) -> None:
-        mode, activations, schedule, optimizer = {**WAYS, **ZEROTH}[name]
+        self.name = name
+        mode, activations, schedule, optimizer = {**WAYS, **ZEROTH, **SWAPPED}[name]
         spec = parse_engine(
             {
                 "model": {"config": size.config()},
@@ -139,7 +146,12 @@ class Way:
         caller = CallerStream()
         update = WorkerStream("update") if schedule == "gated" else caller
         streams = Streams(self.load, caller, update, self.store)
-        self.trainer = Trainer(spec, recipe, self.plan, CPU, streams=streams)
+        self.links = [self.load, self.store]
+        swap_streams = None
+        if activations == SWAP:
+            self.links = [Link("load"), Link("store")]
+            swap_streams = Streams(self.links[0], caller, caller, self.links[1])
+        self.trainer = Trainer(spec, recipe, self.plan, CPU, streams=streams, swap_streams=swap_streams)
         self.data = size.data()
         self.update_s: list[float] = []
         self.losses: list[float] = []
@@ -186,7 +198,7 @@ def rows(given: argparse.Namespace) -> dict[str, Any]:
         way.rest()
     streamed = ways["streamed"]
     inner = [group for group in streamed.demand.groups if group.is_block]
-    weights = inner[0].parameters * streamed.demand.weight_bytes
+    weights = weights_of(streamed.demand)
     found: dict[str, Any] = {}
     for number, ratio in enumerate(given.ratios):
         link = weights / (pace.forward_s * ratio)
@@ -257,31 +269,42 @@ def row(
     }
 
 
-def zeroth_rows(given: argparse.Namespace) -> dict[str, Any]:
-    """Two forward passes and no backward pass, with the weights on the device and on the host."""
+def weights_of(demand: Demand) -> int:
+    """Bytes of a block's."""
+    return next(group.parameters for group in demand.groups if group.is_block) * demand.weight_bytes
+
+
+def input_of(demand: Demand) -> int:
+    """Bytes of a block's input."""
+    blocks_ = sum(group.is_block for group in demand.groups)
+    return demand.swapped_bytes // (blocks_ - 1)
+
+
+def pair_rows(
+    given: argparse.Namespace, title: str, names: Iterable[str], moved: Callable[[Demand], int]
+) -> dict[str, Any]:
+    """Two ways turn by turn, of which the second has something on the host: `moved` bytes of each block."""
     size, pace = Size(256, given.layers, 64, 4, given.dtype), ReadyPace(given.block_ms / 1000)
-    ways = {name: Way(name, size, given.slots, pace, None) for name in ZEROTH}
-    resident, streamed = (ways[name] for name in ZEROTH)
+    ways = {name: Way(name, size, given.slots, pace, None) for name in names}
+    resident, streamed = ways.values()
     for way in ways.values():
         way.steps(2)
-    inner = [group for group in streamed.demand.groups if group.is_block]
-    weights = inner[0].parameters * streamed.demand.weight_bytes
+    bytes_ = moved(streamed.demand)
     found: dict[str, Any] = {}
     for number, ratio in enumerate(given.ratios):
         for way in ways.values():
-            way.load.bytes_per_s = way.store.bytes_per_s = weights / (pace.forward_s * ratio)
+            for link in way.links:
+                link.bytes_per_s = bytes_ / (pace.forward_s * ratio)
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(given.turns):
-            progress(f"zeroth order ({number + 1} of {len(given.ratios)})", turn, given.turns)
+            progress(f"{title} ({number + 1} of {len(given.ratios)})", turn, given.turns)
             for name, way in ways.items():
                 seconds[name].append(way.steps(given.steps)[0])
-        progress(f"zeroth order ({number + 1} of {len(given.ratios)})", given.turns, given.turns)
+        progress(f"{title} ({number + 1} of {len(given.ratios)})", given.turns, given.turns)
         medians = {name: statistics.median(each) for name, each in seconds.items()}
         found[f"ratio {ratio:g}"] = {
             "secondsPerStep": {name: round(each, 4) for name, each in medians.items()},
-            "speedOfResident": round(
-                medians["zeroth order, resident"] / medians["zeroth order, streamed"], 4
-            ),
+            "speedOfResident": round(medians[resident.name] / medians[streamed.name], 4),
         }
     assert resident.losses == streamed.losses
     for way in ways.values():
@@ -344,20 +367,29 @@ def main() -> None:
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.5, 0.9, 1.5])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=2, help="of a turn")
-    parser.add_argument("--only", choices=["zeroth"], help="the runs without a backward pass alone")
+    parser.add_argument(
+        "--only",
+        choices=["zeroth", "swap"],
+        help="the runs without a backward pass alone, or those with inputs of blocks on the host",
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     load_before = os.getloadavg()
-    result = {
+    result: dict[str, Any] = {
         "command": "python " + " ".join(sys.argv),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()},
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "load": {"before": load_before},
-        **({} if given.only == "zeroth" else rows(given)),
-        "zerothOrder": zeroth_rows(given),
-        **({} if given.only == "zeroth" else {"tenTimes": ten_times(given)}),
     }
+    if given.only is None:
+        result |= rows(given)
+    if given.only in (None, "zeroth"):
+        result["zerothOrder"] = pair_rows(given, "zeroth order", ZEROTH, weights_of)
+    if given.only in (None, "swap"):
+        result["swapped"] = pair_rows(given, "swapped", SWAPPED, input_of)
+    if given.only is None:
+        result["tenTimes"] = ten_times(given)
     result["load"]["after"] = os.getloadavg()
     text = json.dumps(result, indent=2) + "\n"
     if given.output is not None:

@@ -163,7 +163,7 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         adapter=_what_is_trained(status.model),
         trained=_trained(status.model),
         bad_rows=number(progress.bad_rows or None, 0),
-        activations="activations are recomputed" if progress.activations == "recompute" else "",
+        activations=_AGAIN.get(progress.activations or "", ""),
         deadline=f"{spec.deadline.astimezone(UTC):%d %b %H:%M} UTC" if spec.deadline is not None else "",
         deadline_said=status.deadline.message if status.deadline is not None else "",
         loss=number(progress.loss, 4),
@@ -366,6 +366,10 @@ def conditions(status: TrainingJobStatus | ModelServiceStatus, now: datetime) ->
     return ConditionRows(holding=rows[True], other=rows[False])
 
 
+_AGAIN = {
+    "recompute": "activations are recomputed",
+    "swap": "activations are recomputed from inputs in host memory",
+}
 _FACTS = (
     ("code", "Code"),
     ("resource", "Resource"),

@@ -410,11 +410,6 @@ class TrainingEngine(SpecModel):
             ),
         ),
         Rule(
-            cel="!has(self.activations) || self.activations != 'swap'",
-            message="nothing moves activations to the host yet, so activations: swap is refused; set recompute or auto",
-            holds=lambda engine: engine.activations is not Activations.SWAP,
-        ),
-        Rule(
             cel="!has(self.scratchDisk) || !has(self.mode) || self.mode in ['auto', 'parameter-offload']",
             message="scratchDisk takes state of mode parameter-offload only; set this mode, or auto, or remove scratchDisk",
             field_path=".scratchDisk",
@@ -483,7 +478,8 @@ class TrainingEngine(SpecModel):
     activations: Activations = Field(
         default=Activations.AUTO,
         description="keep holds the activations of a micro-batch until backward; recompute holds only the inputs of the "
-        "blocks and computes the rest again, with equal results in about 4/3 of the time; auto keeps them where they fit.",
+        "blocks and computes the rest again, with equal results in about 4/3 of the time; swap does so and has these inputs in "
+        "host memory until backward, for the longest sequences; auto takes the first of them that fits.",
     )
     loss: LossForm = Field(
         default=LossForm.WHOLE,

@@ -443,7 +443,7 @@ class Progress(StatusModel):
     bad_rows: Count = Field(default=0, description="Rows of the data left out (data.onBadRow: skip).")
     activations: ShortText | None = Field(
         default=None,
-        description="keep or recompute: what the engine does with those inside a block; none without a backward pass.",
+        description="keep, recompute or swap: what the engine does with those inside a block; none without a backward pass.",
     )
     eta_seconds: Amount | None = Field(default=None, description="Seconds until the last step at this speed.")
     eta: ShortText | None = Field(default=None, description="The same for people, e.g. 4m10s.")

@@ -11,6 +11,7 @@ With P parameters of w bytes (4 in float32, 2 in bfloat16), of which T are train
                  dropout); once, logits with their softmax and gradient: 3 times the logits in float32.
                  Recomputed: per token and block its input, hidden elements; once, the larger of the inside of one
                  block in backward, 2 hidden + 1 intermediate elements more than are kept of it, and 3 times the logits.
+                 Swapped: the inputs of two blocks, or beside the logits of one; the others are on the host.
                  A tied table's gradient has two parts: the output's waits for the input's, in all 3 copies.
                  All this is within 5 % of what fake tensors say of Llama models of 2 to 24 blocks, within 16 %
                  where their inner layers are narrow, and within 27 % of GPT-2's. With frozen parts they are those
@@ -45,7 +46,8 @@ from .model import BatchShape, ModelShape
 
 PARAMETER_OFFLOAD = "parameter-offload"
 MODES = ("resident", "optimizer-offload", PARAMETER_OFFLOAD)
-AUTO, KEEP, RECOMPUTE = "auto", "keep", "recompute"  # activations
+AUTO, KEEP, RECOMPUTE, SWAP = "auto", "keep", "recompute", "swap"  # activations
+AGAIN = (RECOMPUTE, SWAP)
 WHOLE, TILED = "whole", "tiled"  # logits
 TILE_TOKENS = 256
 RUNTIME_BYTES = 600 * 2**20
@@ -122,11 +124,20 @@ def activations(model: ModelShape, batch: BatchShape) -> int:
         (14 if batch.dtype == "float32" else 16) * model.hidden + 3 * model.active_intermediate
     )
     table = batch.weight_bytes * model.vocabulary * model.hidden if model.tied else 0
-    if batch.activations != RECOMPUTE:
+    if batch.activations not in AGAIN:
         return max(model.layers * block + 3 * logits, 3 * table)
-    inputs = model.layers * element * model.hidden
+    one = element * model.hidden
+    at_block, at_loss = (
+        (min(2, model.layers), 1) if batch.activations == SWAP else (model.layers, model.layers)
+    )
     inside = block + element * (2 * model.hidden + model.active_intermediate)
-    return max(inputs + inside + table, inputs + 3 * logits + 4 * element * model.hidden, 3 * table)
+    return max(at_block * one + inside + table, (at_loss + 4) * one + 3 * logits, 3 * table)
+
+
+def swapped_activations(model: ModelShape, batch: BatchShape) -> int:
+    """Bytes on the host of inputs of blocks, of one micro-batch, if they are swapped."""
+    tokens = batch.micro_batch * batch.sequence_length
+    return (model.layers - 1) * tokens * batch.weight_bytes * model.hidden
 
 
 def forward_activations(model: ModelShape, batch: BatchShape) -> int:
@@ -143,17 +154,18 @@ def decided(
 ) -> BatchShape:
     """`batch` with what `auto` does with activations on a device of this memory; None: of any.
 
-    As in the engine: they are recomputed where they do not fit, and that needs less; in `parameter-offload` always.
+    As in the engine: the first of what is kept, recomputed and swapped that fits, where nothing does the one that needs the
+    least. In `parameter-offload` nothing is kept.
     """
-    if mode == PARAMETER_OFFLOAD:
-        return replace(batch, activations=RECOMPUTE)
     if batch.activations != AUTO:
         return batch
-    keeps, recomputes = (replace(batch, activations=each) for each in (KEEP, RECOMPUTE))
-    needed = memory(model, keeps, mode, gang).device_bytes
-    if device_bytes is None or needed <= device_bytes:
-        return keeps
-    return recomputes if memory(model, recomputes, mode, gang).device_bytes < needed else keeps
+    known = AGAIN if mode == PARAMETER_OFFLOAD else (KEEP, *AGAIN)
+    ways = [replace(batch, activations=each) for each in known]
+    needed = [memory(model, each, mode, gang).device_bytes for each in ways]
+    for way, bytes_ in zip(ways, needed, strict=True):
+        if device_bytes is None or bytes_ <= device_bytes:
+            return way
+    return ways[needed.index(min(needed))]
 
 
 def memory(model: ModelShape, batch: BatchShape, mode: str, gang: Gang = ALONE) -> Footprint:
@@ -180,20 +192,25 @@ def memory(model: ModelShape, batch: BatchShape, mode: str, gang: Gang = ALONE) 
         outer = parameters - model.layers * model.layer_parameters
         trained_outer = outer - sum(size for part, size in frozen.items() if not part.startswith("block-"))
         on_device = (outer + trained_outer + 2 * model.layer_parameters + 2 * block) * weight
-        again = replace(batch, activations=RECOMPUTE)
+        again = batch if batch.activations == SWAP else replace(batch, activations=RECOMPUTE)
         home = made - (outer - trained_outer) * weight
         on_disk = min(state, batch.scratch_disk_bytes)
         kept = state - on_disk + (3 * chunk * each if on_disk else 0)
         on_host = home + gradients + kept + block * weight + scratch + buffers + min(made, _EXPORT_BYTES)
+        on_host += _swapped(model, batch)
         return Footprint(on_device + activations(model, again) + RUNTIME_BYTES, max(made + home, on_host))
     offloaded, own_state = mode == "optimizer-offload", state // gang.ranks
     device = (
         scratch + (3 * chunk * each if offloaded else own_state) + _weights_and_gradients(model, batch, gang)
     )
-    running = (own_state if offloaded else 0) + buffers + min(made, _EXPORT_BYTES)
+    running = (own_state if offloaded else 0) + buffers + min(made, _EXPORT_BYTES) + _swapped(model, batch)
     if gang.ranks > 1 and gang.sharding == "parameters":
         running += gradients  # the weights that are trained, gathered to be written
     return Footprint(device + activations(model, batch) + RUNTIME_BYTES, max(made, running))
+
+
+def _swapped(model: ModelShape, batch: BatchShape) -> int:
+    return swapped_activations(model, batch) if batch.activations == SWAP else 0
 
 
 def _zeroth_order(model: ModelShape, batch: BatchShape, mode: str) -> Footprint:

@@ -113,7 +113,8 @@ class BatchShape:
     dtype: str = "float32"
     """"float32" or "bfloat16"."""
     activations: str = "auto"
-    """Those inside a block, until backward: "keep", "recompute", or "auto", which keeps them where they fit."""
+    """Those inside a block, until backward: "keep", "recompute", "swap", which recomputes them from inputs of the block that
+    were on the host meanwhile, or "auto", the first of these that fits."""
     freeze: tuple[str, ...] = ()
     """Patterns of the names of parameters that are not trained."""
     loss: str = "whole"

@@ -3,7 +3,8 @@
 Per step, with T tokens, P parameters, s bytes of optimizer state per parameter and k accelerators:
 
     compute   6 P T / (k x reached flops); with recomputed activations one more forward pass of the blocks, whose
-              parameters are B of the P: (6 P + 2 B) T, about 4/3 of it
+              parameters are B of the P: (6 P + 2 B) T, about 4/3 of it. Swapped activations go up the link beside
+              forward, and down beside backward: each takes as long as the slower of both
               Frozen parameters need no gradient of their own: 2 F less. That backward ends above a frozen beginning of
               the model is not counted
     update    of the P - F that are trained. resident: the optimizer state is read and written in device memory
@@ -24,7 +25,17 @@ from dataclasses import replace
 
 from .accelerators import Accelerator
 from .frozen import frozen_parameters
-from .memory import KEEP, PARAMETER_OFFLOAD, RECOMPUTE, TILED, WHOLE, state_bytes
+from .memory import (
+    AGAIN,
+    KEEP,
+    PARAMETER_OFFLOAD,
+    RECOMPUTE,
+    SWAP,
+    TILED,
+    WHOLE,
+    state_bytes,
+    swapped_activations,
+)
 from .model import BatchShape, ModelShape
 from .timeline import GroupWork, Rates, StreamedBlock, step_time, streamed_step_time
 
@@ -68,10 +79,10 @@ def step_seconds(
     if batch.is_zeroth_order:
         return _zeroth_order_s(model, batch, mode, device, accelerators)
     if mode == PARAMETER_OFFLOAD:
-        again = replace(batch, activations=RECOMPUTE)
+        again = batch if batch.activations == SWAP else replace(batch, activations=RECOMPUTE)
         other_s = step_seconds(model, again, "optimizer-offload", device, accelerators, gated=gated)
         return max(_streamed_s(model, batch, device, accelerators, gated=gated), other_s)
-    compute_s = _compute_s(model, batch, device, accelerators)
+    compute_s = _with_swap(model, batch, device, accelerators, _compute_s(model, batch, device, accelerators))
     share = 0.0 if mode == "resident" else share
     update_s = _update_s(model, batch, share, device)
     trained = model.parameters - frozen_parameters(model, batch.freeze)
@@ -118,6 +129,19 @@ def _compute_s(model: ModelShape, batch: BatchShape, device: Accelerator, accele
     if batch.dtype == "float32" and device.name != "cpu":
         flops /= 4 if device.has_bfloat16 else 8
     return _flops_per_token(model, batch) * batch.tokens / (flops * accelerators)
+
+
+def _with_swap(
+    model: ModelShape, batch: BatchShape, device: Accelerator, accelerators: float, compute_s: float
+) -> float:
+    """Forward and backward passes of `compute_s` seconds, with inputs of blocks on their way beside them."""
+    if batch.activations != SWAP:
+        return compute_s
+    moved = swapped_activations(model, batch) * batch.sequences / batch.micro_batch / accelerators
+    if device.name == "cpu":  # nothing runs beside anything else, and each copy reads and writes
+        return compute_s + 4 * moved / (device.memory_gb_per_s * 1e9)
+    link_s, forward_s = moved / (device.link_gb_per_s * 1e9), compute_s / 4
+    return max(forward_s, link_s) + max(compute_s - forward_s, link_s)
 
 
 def _streamed_s(
@@ -168,7 +192,7 @@ def model_flops_per_token(model: ModelShape, batch: BatchShape) -> int:
 def _flops_per_token(model: ModelShape, batch: BatchShape) -> int:
     if batch.is_zeroth_order:
         return 4 * model.active_parameters
-    again = 2 * model.layers * model.active_layer_parameters if batch.activations == RECOMPUTE else 0
+    again = 2 * model.layers * model.active_layer_parameters if batch.activations in AGAIN else 0
     again += 2 * model.hidden * model.vocabulary if batch.loss == TILED else 0
     return 6 * model.active_parameters - 2 * frozen_parameters(model, batch.freeze) + again
 
@@ -176,7 +200,7 @@ def _flops_per_token(model: ModelShape, batch: BatchShape) -> int:
 def _groups(batch: BatchShape, share: float, trained: int, compute_s: float) -> list[GroupWork]:
     """The state in chunks in forward order, of which the last ones travel; each has its part of the computation."""
     travelling = max(1, round(CHUNKS * share))
-    passes = 4 if batch.activations == RECOMPUTE else 3  # forward is one of them, backward the others
+    passes = 4 if batch.activations in AGAIN else 3  # forward is one of them, backward the others
     forward_s = compute_s * batch.micro_batch / batch.sequences / passes / CHUNKS
     backward_s, chunks = compute_s / CHUNKS - forward_s, (trained // CHUNKS,)
     return [GroupWork(forward_s, backward_s, chunks, index >= CHUNKS - travelling) for index in range(CHUNKS)]

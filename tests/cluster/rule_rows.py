@@ -223,16 +223,9 @@ TRAINING = (
     Row(
         m.engine_job,
         "spec.engine",
-        "activations: swap is refused",
-        {"spec/engine/activations": "swap"},
-        {"spec/engine/activations": "auto"},
-    ),
-    Row(
-        m.engine_job,
-        "spec.engine",
         "mode: parameter-offload recomputes activations",
         {"spec/engine/mode": "parameter-offload", "spec/engine/activations": "keep", **FAST},
-        {"spec/engine/mode": "parameter-offload", "spec/engine/activations": "auto", **FAST},
+        {"spec/engine/mode": "parameter-offload", "spec/engine/activations": "swap", **FAST},
     ),
     Row(
         m.engine_job,

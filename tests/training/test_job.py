@@ -24,7 +24,7 @@ BAD = [
     ("batch", {"sequences": 6, "microBatch": 4}, {"sequences": 8, "microBatch": 4}, "spec.engine.batch"),
     ("batch", {"sequences": 4, "micro": 4}, {"sequences": 4, "microBatch": 4}, "spec.engine.batch.micro"),
     ("mode", "offload", "optimizer-offload", "spec.engine.mode"),
-    ("activations", "swap", "recompute", "spec.engine"),
+    ("activations", "spill", "swap", "spec.engine.activations"),
     ("activations", "drop", "keep", "spec.engine.activations"),
     ("schedule", "fused", "blocking", "spec.engine.schedule"),
     ("dtype", "float16", "bfloat16", "spec.engine.dtype"),
@@ -165,11 +165,12 @@ def test_a_job_without_a_spec_is_refused_with_a_sentence(spec: object, tmp_path:
         run_from_manifest({**manifest(), "spec": spec}, tmp_path, None, {"steps": 3})
 
 
-def test_a_value_that_is_not_built_is_refused_here_as_by_the_api_server(tmp_path: Path) -> None:
+def test_values_that_do_not_go_together_are_refused_here_as_by_the_api_server(tmp_path: Path) -> None:
     job = manifest()
+    job["spec"]["engine"]["mode"] = "parameter-offload"
     run_from_manifest(job, tmp_path, None, {})
-    job["spec"]["engine"]["activations"] = "swap"
-    with pytest.raises(InvalidJob, match="activations: swap is refused; set recompute or auto"):
+    job["spec"]["engine"]["activations"] = "keep"
+    with pytest.raises(InvalidJob, match="mode: parameter-offload recomputes activations"):
         run_from_manifest(job, tmp_path, None, {})
 
 

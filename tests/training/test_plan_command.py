@@ -27,7 +27,7 @@ from busbar.scheduler.fit import (
     unknown_patterns,
     workload_class,
 )
-from busbar.scheduler.fit.memory import RUNTIME_BYTES, activations, forward_activations
+from busbar.scheduler.fit.memory import RUNTIME_BYTES, activations, forward_activations, swapped_activations
 from busbar.scheduler.fit.speed import step_seconds
 from busbar.workloads.training.activations import peak_activation_bytes
 from busbar.workloads.training.adapter import attach, merge_bytes
@@ -123,11 +123,12 @@ def test_the_longest_sequence_fits_and_one_token_more_does_not(tmp_path: Path) -
     given = {**CONFIG_13B, "max_position_embeddings": 4096}
     _, answer = ask(tmp_path, *options, "--longest", model={"config": given})
     found = answer["longest"]
-    assert found["resident"] == {"keep": 0, "recompute": 0}
+    assert found["resident"] == {"keep": 0, "recompute": 0, "swap": 0}
     assert found["auto"]["keep"] == found["optimizer-offload"]["keep"]
     assert found["parameter-offload"]["keep"] == 0
     assert found["auto"]["recompute"] == found["parameter-offload"]["recompute"]
     assert found["auto"]["recompute"] > 2 * found["optimizer-offload"]["recompute"]
+    assert found["auto"]["swap"] > 1.3 * found["auto"]["recompute"]
     for way, tokens in found["auto"].items():
         codes = [
             ask(
@@ -141,7 +142,7 @@ def test_the_longest_sequence_fits_and_one_token_more_does_not(tmp_path: Path) -
         assert codes == [0, 2]
     assert found["auto"]["recompute"] > 3 * found["auto"]["keep"]
     ran = CliRunner().invoke(plan, [str(job(tmp_path, model={"config": given})), *options, "--longest"])
-    assert re.search(r"\nresident +none +none\n", ran.output)
+    assert re.search(r"\nresident +none +none +none\n", ran.output)
     assert f"{found['auto']['recompute']:,}" in ran.output
     assert "config stops at 4,096 positions" in ran.output
 
@@ -322,6 +323,8 @@ def test_the_formula_of_activations_is_near_what_fake_tensors_say(
     assert activations(shape, replace(batch, activations="recompute")) == pytest.approx(
         peaks.recomputed, rel=0.06
     )
+    assert activations(shape, replace(batch, activations="swap")) == pytest.approx(peaks.swapped, rel=0.06)
+    assert swapped_activations(shape, batch) == pytest.approx(peaks.on_host, rel=0.001)
     sizes = [group.size.parameters for group in make_groups(model)]
     assert [group.parameters for group in demand_of(shape, batch).groups] == pytest.approx(sizes, rel=0.01)
 

@@ -92,6 +92,11 @@ DIVIDED: dict[str, dict[str, Any]] = {  # what the ranks divide beside the optim
         seed=11,
         parallelism={**FIXED, "sharding": "parameters"},
     ),
+    "parameters, swapped dropout": case(
+        model={"config": {**GPT2, "n_layer": 3}},
+        activations="swap",
+        parallelism={**FIXED, "sharding": "parameters"},
+    ),
     "parameters, frozen first block and table": case(
         freeze=["lm_head.*", "model.layers.0.*"], parallelism={**FIXED, "sharding": "parameters"}
     ),

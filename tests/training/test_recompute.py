@@ -113,7 +113,7 @@ def test_the_measured_peak_is_the_planned_one(config: dict[str, Any], dtype: str
 def test_auto_keeps_what_fits_and_recomputes_where_only_that_does() -> None:
     asked = engine(steps=3, model={"config": DEEP}, activations=AUTO, mode="auto")
     need = demand(parse_engine(asked))
-    least = plan_module.lay_out(need, UNLIMITED, "optimizer-offload", len(need.groups), recompute=False)
+    least = plan_module.lay_out(need, UNLIMITED, "optimizer-offload", len(need.groups), activations=KEEP)
     enough = first_that_fits(need, replace(UNLIMITED, device_bytes=least.device_bytes), "auto")
     assert enough is not None
     assert (enough.activations, enough.why) == (KEEP, "because they fit")
@@ -182,8 +182,3 @@ def test_a_job_that_asks_for_it_is_refused_then(monkeypatch: pytest.MonkeyPatch)
     ):
         demand(parse_engine(document()))
     assert demand(parse_engine(engine(activations=AUTO))).recompute_bytes is None
-
-
-def test_swap_is_refused_with_a_sentence() -> None:
-    with pytest.raises(InvalidJob, match="activations: swap is refused; set recompute or auto"):
-        parse_engine(engine(activations="swap"))

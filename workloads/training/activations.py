@@ -3,7 +3,7 @@
 The model is built under torch's fake tensors (shapes, dtypes and devices, no memory), one forward and
 backward runs, and every storage that appears and disappears is counted. So the plan knows the peak of *this*
 architecture with *these* kernels before a byte is allocated. The same is done once more with the activations of the
-blocks recomputed (`recompute`). Scratch memory inside kernels is not counted.
+blocks recomputed (`recompute`), and with their inputs on the host as well (`input_swap`). Scratch memory inside kernels is not counted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from busbar.workloads.training.groups import blocks
+from busbar.workloads.training.input_swap import InputSwap, at_once
 from busbar.workloads.training.recompute import buffer_versions, recompute_blocks
 from busbar.workloads.training.tiled_loss import loss_of
 
@@ -88,6 +89,8 @@ class Peaks:
     recomputed: int | None  # the same with recomputation; None: this model cannot be run so
     evaluation: int  # 0: not asked for
     why_not: str = ""  # it cannot
+    swapped: int = 0  # as `recomputed`, with inputs of blocks on the host; only where that is not None
+    on_host: int = 0  # bytes of them
 
 
 def peak_activation_bytes(
@@ -123,12 +126,26 @@ def peak_activation_bytes(
             return model, Peaks(kept, None, evaluation, "it has no list of blocks")
         if changed:
             return model, Peaks(kept, None, evaluation, "a forward pass changes buffers of its blocks")
-        recompute_blocks(model)
+        swap = at_once(len(blocks(model)) - 1)
         try:
-            recomputed = _peak_of_training(model, tokens)
+            with _recomputing(model):
+                recomputed = _peak_of_training(model, tokens)
+            with _recomputing(model, swap):
+                swapped = _peak_of_training(model, tokens, swap.room)
         except Exception as problem:  # the model's own code, which may not bear a second forward pass
             return model, Peaks(kept, None, evaluation, f"{type(problem).__name__}: {problem!s:.200}")
-    return model, Peaks(kept, recomputed, evaluation)
+    return model, Peaks(kept, recomputed, evaluation, "", swapped, swap.used)
+
+
+@contextmanager
+def _recomputing(model: torch.nn.Module, swap: InputSwap | None = None) -> Iterator[None]:
+    forwards = [block.forward for block in blocks(model)]
+    recompute_blocks(model, swap)
+    try:
+        yield
+    finally:
+        for block, forward in zip(blocks(model), forwards, strict=True):
+            setattr(block, "forward", forward)  # noqa: B010
 
 
 def _peak_of_losses(model: torch.nn.Module, tokens: torch.Tensor) -> int:
@@ -140,8 +157,8 @@ def _peak_of_losses(model: torch.nn.Module, tokens: torch.Tensor) -> int:
     return peak
 
 
-def _peak_of_training(model: torch.nn.Module, tokens: torch.Tensor) -> int:
-    with LiveBytes([*known_tensors(model), tokens]) as count:
+def _peak_of_training(model: torch.nn.Module, tokens: torch.Tensor, *others: torch.Tensor) -> int:
+    with LiveBytes([*known_tensors(model), tokens, *others]) as count:
         there, wanted = tokens.clone(), tokens.clone()  # as they are brought to a GPU
         loss = loss_of(model, there, wanted) * 1.0
         loss.backward()  # type: ignore[no-untyped-call]

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from torch import nn
 from busbar.workloads.machine.streams import Event, Streams
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.groups import FlatGroup, blocks, settle
+from busbar.workloads.training.input_swap import InputSwap
 from busbar.workloads.training.plan import MemoryPlan, aligned
 from busbar.workloads.training.recompute import run_again_in_backward
 from busbar.workloads.training.step_clock import StepClock
@@ -88,8 +90,9 @@ class BlockSlots:
         host: Arena,
         streams: Streams,
         clock: StepClock,
+        swap: InputSwap | None = None,
     ) -> None:
-        self._groups, self._streams, self._clock = groups, streams, clock
+        self._groups, self._streams, self._clock, self._swap = groups, streams, clock, swap
         inner = blocks(model)
         by_name = {flat.group.name: index for index, flat in enumerate(groups)}
         self._blocks = [
@@ -194,20 +197,22 @@ class BlockSlots:
                 weight.go(weight.in_slot(outer.copy.view(torch.uint8)), own)
 
     def _streamed(self, number: int, forward: Forward) -> Forward:
+        moving = None if self._swap is None else partial(self._swap.moving, number)
+
         def run(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 with self._passing(number):
                     return forward(*args, **kwargs)
             times = iter((True,))
 
-            def compute() -> Any:
+            def compute(*args: Any, **kwargs: Any) -> Any:
                 if not next(times, False):  # again, in backward
                     self._enter_backward(number)
                     return forward(*args, **kwargs)
                 with self._passing(number):
                     return forward(*args, **kwargs)
 
-            return run_again_in_backward(compute, (args, kwargs))
+            return run_again_in_backward(compute, args, kwargs, moving)
 
         return run
 

@@ -44,7 +44,9 @@ CLAIMS/claim/path. Run it again to resume; Ctrl-C saves first.
     help="Override the mode.",
 )
 @click.option(
-    "--activations", type=click.Choice(["auto", "keep", "recompute"]), help="Override what is kept of them."
+    "--activations",
+    type=click.Choice(["auto", "keep", "recompute", "swap"]),
+    help="Override what is kept of them.",
 )
 @click.option("--device-memory", metavar="QUANTITY", help="Override the device's byte limit, such as 256Mi.")
 @click.option("--steps", type=click.IntRange(min=1), help="Override the number of steps.")

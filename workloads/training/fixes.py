@@ -1,7 +1,7 @@
 """What would make a job fit, cheapest first. No torch here.
 
-No copies in memory, more that the ranks of a gang divide, another mode, recomputed activations, a smaller micro-batch, and then disk
-or more memory.
+No copies in memory, more that the ranks of a gang divide, another mode, recomputed or swapped activations, a smaller
+micro-batch, and then disk or more memory.
 
 Every fix is tried before it is named: with it, `plan.first_that_fits` finds a plan. Where no single change is enough
 they are joined, as in "mode: auto and shape.memory: at least 20480Mi more".
@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 
 from busbar.workloads.training.layouts import excess, first_that_fits, layouts
 from busbar.workloads.training.plan import (
+    AGAIN,
     KEEP,
     RECOMPUTE,
+    SWAP,
     Demand,
     MemoryLimits,
     MemoryPlan,
@@ -25,6 +27,10 @@ from busbar.workloads.training.plan import (
 from busbar.workloads.training.settings import GRADIENTS, OPTIMIZER, PARAMETERS
 
 MOST = 4  # in one refusal
+_COSTS = {
+    RECOMPUTE: "one more forward pass per step",
+    SWAP: "one more forward pass per step, and inputs of blocks in host memory",
+}
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class Fix:
         if self.disk_bytes is not None:
             parts.append(f"scratchDisk: at least {-(-self.disk_bytes // 2**20)}Mi")
         how = [] if self.mode is None else [_placement(self.plan)]
-        how += [] if self.activations is None else ["one more forward pass per step"]
+        how += [] if self.activations is None else [_COSTS[self.activations]]
         how += [] if self.disk_bytes is None else ["state that each step reads from disk and writes back"]
         how += ["equal results"] if how and self.micro_batch is None else []
         return " and ".join(parts) + (f" ({', '.join(how)})" if how else "")
@@ -101,10 +107,10 @@ def _two_changes(demand: Demand, limits: MemoryLimits, mode: str, other: str | N
     if other is not None:
         yield from _recomputed(demand, limits, other, other)
         yield from _smaller(demand, limits, other, other)
-    if _can_recompute(demand):
-        recomputed = replace(demand, activations=RECOMPUTE)
-        for fix in _smaller(recomputed, limits, other or mode, other):
-            yield replace(fix, activations=RECOMPUTE)
+    for way in _other_ways(demand):
+        for fix in _smaller(replace(demand, activations=way), limits, other or mode, other):
+            yield replace(fix, activations=way)
+            return
 
 
 def _without_copies(demand: Demand, limits: MemoryLimits, mode: str) -> Iterator[Fix]:
@@ -127,16 +133,17 @@ def _other_mode(demand: Demand, limits: MemoryLimits, mode: str | None) -> Itera
         yield Fix(plan, mode)
 
 
-def _can_recompute(demand: Demand) -> bool:
-    """A job that says `keep` may say something else; `auto` has tried it."""
-    return demand.activations == KEEP and demand.recompute_bytes is not None
+def _other_ways(demand: Demand) -> list[str]:
+    """What else a job may say of its activations that says `keep` or `recompute`; `auto` has tried it."""
+    ways = {KEEP: AGAIN, RECOMPUTE: (SWAP,)}.get(demand.activations, ())
+    return [way for way in ways if demand.training_bytes(way) is not None]
 
 
 def _recomputed(demand: Demand, limits: MemoryLimits, mode: str, named: str | None) -> Iterator[Fix]:
-    if _can_recompute(demand) and (
-        plan := first_that_fits(replace(demand, activations=RECOMPUTE), limits, mode)
-    ):
-        yield Fix(plan, named, RECOMPUTE)
+    for way in _other_ways(demand):
+        if plan := first_that_fits(replace(demand, activations=way), limits, mode):
+            yield Fix(plan, named, way)
+            return
 
 
 def _smaller(demand: Demand, limits: MemoryLimits, mode: str, named: str | None) -> Iterator[Fix]:
@@ -160,6 +167,8 @@ def _with_micro_batch(demand: Demand, micro: int) -> Demand:
         micro_batch=micro,
         activation_bytes=share(demand.activation_bytes),
         recompute_bytes=None if demand.recompute_bytes is None else share(demand.recompute_bytes),
+        swap_bytes=None if demand.swap_bytes is None else share(demand.swap_bytes),
+        swapped_bytes=share(demand.swapped_bytes),
         evaluation_bytes=share(demand.evaluation_bytes),
     )
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from busbar.workloads.training.plan import (
     AUTO,
+    KEEP,
     RECOMPUTE,
+    SWAP,
     Demand,
     MemoryLimits,
     MemoryPlan,
@@ -20,8 +22,8 @@ RESIDENT, OPTIMIZER_OFFLOAD = "resident", "optimizer-offload"
 
 
 def layouts(demand: Demand, limits: MemoryLimits, mode: str) -> list[MemoryPlan]:
-    """What `mode` and `activations` allow: those that keep the activations first, of which the fastest first; then the
-    weights on the host, and last of all state on disk."""
+    """What `mode` and `activations` allow: those that keep the activations first, of which the fastest first; then those that
+    recompute and swap them; then the weights on the host, and last of all state on disk."""
     if demand.zeroth_order:
         return zeroth_layouts(demand, limits, mode)
     if mode == PARAMETER_OFFLOAD:
@@ -30,8 +32,8 @@ def layouts(demand: Demand, limits: MemoryLimits, mode: str) -> list[MemoryPlan]
     offload = {RESIDENT: [], OPTIMIZER_OFFLOAD: [total]}.get(mode, list(range(1, total + 1)))
     resident = [] if mode == OPTIMIZER_OFFLOAD else [(RESIDENT, 0)]
     found = [
-        lay_out(demand, limits, name, count, recompute=recompute)
-        for recompute in _ways(demand)
+        lay_out(demand, limits, name, count, activations=way)
+        for way in _ways(demand)
         for name, count in [*resident, *((OPTIMIZER_OFFLOAD, count) for count in offload)]
     ]
     if mode != AUTO:
@@ -42,11 +44,11 @@ def layouts(demand: Demand, limits: MemoryLimits, mode: str) -> list[MemoryPlan]
     return found
 
 
-def _ways(demand: Demand) -> list[bool]:
-    """Whether to recompute, in the order in which it is tried."""
-    if demand.activations == AUTO:
-        return [False] if demand.recompute_bytes is None else [False, True]
-    return [demand.activations == RECOMPUTE]
+def _ways(demand: Demand) -> list[str]:
+    """What may happen to activations, in the order in which it is tried."""
+    if demand.activations != AUTO:
+        return [demand.activations]
+    return [way for way in (KEEP, RECOMPUTE, SWAP) if demand.training_bytes(way) is not None]
 
 
 def _why(plan: MemoryPlan) -> str:

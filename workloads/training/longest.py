@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any
 
 from busbar.workloads.training.layouts import first_that_fits
-from busbar.workloads.training.plan import KEEP, RECOMPUTE, Demand, MemoryLimits
+from busbar.workloads.training.plan import KEEP, RECOMPUTE, SWAP, Demand, MemoryLimits
 
+WAYS = {KEEP: "kept", RECOMPUTE: "recomputed", SWAP: "swapped"}  # in the order of the columns
 SHORTEST, LONGEST = 8, 1_048_576  # bounds of data.sequenceLength
 DemandOf = Callable[[str, int], Demand]  # by what happens to activations, and tokens of a sequence
 
@@ -21,10 +22,7 @@ def longest_sequences(
     demand_of: DemandOf, limits: MemoryLimits, modes: Iterable[str]
 ) -> dict[str, dict[str, int]]:
     """By mode and activations: tokens of the longest sequence that fits; 0: not even the shortest does."""
-    return {
-        mode: {way: _longest(partial(demand_of, way), limits, mode) for way in (KEEP, RECOMPUTE)}
-        for mode in modes
-    }
+    return {mode: {way: _longest(partial(demand_of, way), limits, mode) for way in WAYS} for mode in modes}
 
 
 def _longest(demand_of: Callable[[int], Demand], limits: MemoryLimits, mode: str) -> int:
@@ -44,10 +42,10 @@ def as_text(answer: Mapping[str, Any]) -> list[str]:
     """The part of `busbar plan` that `--longest` adds, as lines."""
     rows = [
         f"Longest sequence that fits, in tokens, with {answer['microBatch']} in a micro-batch:",
-        f"{'mode':<19} {'kept':>18} {'recomputed':>18}",
+        f"{'mode':<19}" + "".join(f" {name:>18}" for name in WAYS.values()),
     ]
     for mode, found in answer["longest"].items():
-        rows.append(f"{mode:<19} {_shown(found[KEEP]):>18} {_shown(found[RECOMPUTE]):>18}")
+        rows.append(f"{mode:<19}" + "".join(f" {_shown(found[way]):>18}" for way in WAYS))
     known = answer["maxPositions"]
     if known is not None and any(
         each > known for found in answer["longest"].values() for each in found.values()

@@ -18,7 +18,7 @@ from busbar.workloads.training.division import FIXED, divide
 from busbar.workloads.training.errors import InvalidJob, listed
 from busbar.workloads.training.freeze import freeze, frozen
 from busbar.workloads.training.groups import make_groups
-from busbar.workloads.training.plan import RECOMPUTE, Demand, aligned
+from busbar.workloads.training.plan import AGAIN, Demand, aligned
 from busbar.workloads.training.saved_model import FIELD, check_files, vectors
 from busbar.workloads.training.settings import TILED, ZEROTH_ORDER, Adapter, EngineSpec
 from busbar.workloads.training.state_file import is_finite
@@ -238,10 +238,10 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device, 
             f"this architecture cannot be trained here: {_brief(problem)}",
             "correct its config, or choose another",
         ) from problem
-    if spec.activations == RECOMPUTE and peaks.recomputed is None:
+    if spec.activations in AGAIN and peaks.recomputed is None:
         raise InvalidJob(
             "spec.engine.activations",
-            f"recompute is not possible with this {type(model).__name__}: {peaks.why_not}",
+            f"{spec.activations} is not possible with this {type(model).__name__}: {peaks.why_not}",
             "keep them",
         )
     groups = tuple(group.size for group in make_groups(model, ranks))
@@ -265,6 +265,8 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device, 
         activations=spec.activations,
         schedule=spec.schedule,
         recompute_bytes=peaks.recomputed,
+        swap_bytes=None if peaks.recomputed is None else peaks.swapped,
+        swapped_bytes=peaks.on_host,
         zeroth_order=spec.optimizer.name == ZEROTH_ORDER,
     )
 

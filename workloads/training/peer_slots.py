@@ -30,6 +30,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.groups import FlatGroup, blocks, let_go
+from busbar.workloads.training.input_swap import InputSwap
 from busbar.workloads.training.ranks import Ranks
 from busbar.workloads.training.recompute import run_again_in_backward
 from busbar.workloads.training.weight_slots import Slot, find
@@ -56,9 +57,16 @@ class PeerSlots:
     """The whole weights on one rank, a few at a time. It takes over the blocks' `forward`."""
 
     def __init__(
-        self, model: nn.Module, groups: Sequence[FlatGroup], ranks: Ranks, arena: Arena, *, recomputes: bool
+        self,
+        model: nn.Module,
+        groups: Sequence[FlatGroup],
+        ranks: Ranks,
+        arena: Arena,
+        *,
+        recomputes: bool,
+        swap: InputSwap | None = None,
     ) -> None:
-        self._groups, self._ranks, self._recomputes = groups, ranks, recomputes
+        self._groups, self._ranks, self._recomputes, self._swap = groups, ranks, recomputes, swap
         inner = blocks(model)
         numbers = {f"block-{number}": number for number in range(len(inner))}
         self._by_number = {numbers[flat.group.name]: flat for flat in groups if flat.group.name in numbers}
@@ -114,6 +122,8 @@ class PeerSlots:
                     member.parameter.data = member.view(copy)
 
     def _through_a_slot(self, number: int, forward: Forward) -> Forward:
+        moving = None if self._swap is None else partial(self._swap.moving, number)
+
         def compute(*args: Any, **kwargs: Any) -> Any:
             with self._holding(number, forward=True):
                 return forward(*args, **kwargs)
@@ -128,7 +138,11 @@ class PeerSlots:
                 return compute(*args, **kwargs)
             if self._recomputes:
                 ways = iter((compute,))
-                return run_again_in_backward(lambda: next(ways, again)(*args, **kwargs), (args, kwargs))
+
+                def once_more(*args: Any, **kwargs: Any) -> Any:
+                    return next(ways, again)(*args, **kwargs)
+
+                return run_again_in_backward(once_more, args, kwargs, moving)
             keep = saved_tensors_hooks(self._keep, partial(self._find, number))
             with keep:
                 return compute(*args, **kwargs)

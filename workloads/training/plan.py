@@ -17,11 +17,12 @@ Device bytes (AdamW, P parameters, w bytes per weight: 4 for float32, 2 for bflo
                              are enough; in the gated schedule more are taken from what the device has left, up to
                              three quarters of what travels, because loads run during backward as far as there are slots
     activations   what forward and backward of one micro-batch keep alive at their worst moment, or an evaluation,
-                  or merging an adapter; with recomputation (`recompute`) the inputs of all blocks and the inside of one
+                  or merging an adapter; with recomputation (`recompute`) the inputs of all blocks and the inside of one;
+                  swapped (`input_swap`) the inputs of two blocks, as the others are on the host
 
 A scratch disk may hold state that neither side has room for, in `parameter-offload` only (see `streamed_plan`).
 
-Host bytes: the state that is not resident, buffers for the checkpoint that is being written, and, where the
+Host bytes: the state that is not resident, swapped inputs of blocks, buffers for the checkpoint that is being written, and, where the
 device is the host's memory (a CPU), the device bytes again. The buffers take what the host has left, up to a
 copy of everything; two blocks are enough (see `capture`). `checkpoint.memory` takes two copies of the state more.
 
@@ -36,7 +37,7 @@ The host needs the most of what the phases of a run need (`MemoryPlan.phases`), 
 
 `auto` moves state to the host only as far as needed, last groups first: the next forward needs them last
 (the placement rule for overlapped updates). Activations are recomputed where the job says so, or says `auto` and no
-layout fits that keeps them. `choice` takes the first layout that fits, and where none does, `fixes` finds the cheapest
+layout fits that keeps them; they are swapped where it says so, or `auto` fits in no other way. `choice` takes the first layout that fits, and where none does, `fixes` finds the cheapest
 changes.
 """
 
@@ -75,7 +76,8 @@ DIVIDED = {
     GRADIENTS: "gradients and the optimizer's state",
     PARAMETERS: "weights, gradients and the optimizer's state",
 }
-AUTO, KEEP, RECOMPUTE = "auto", "keep", "recompute"  # what a job may say of its activations
+AUTO, KEEP, RECOMPUTE, SWAP = "auto", "keep", "recompute", "swap"  # what a job may say of its activations
+AGAIN = (RECOMPUTE, SWAP)  # with these, blocks are computed again in backward
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ class Demand:
     )
     activations: str = AUTO
     recompute_bytes: int | None = None  # `activation_bytes` when they are recomputed; None: they cannot be
+    swap_bytes: int | None = None  # the same when inputs of blocks are on the host; None: they cannot be
+    swapped_bytes: int = 0  # of these
     memory_copies: int = 0  # of the state in host memory, beside the checkpoints (see `memory_copy`)
     zeroth_order: bool = False  # there is no backward pass (see `zeroth_plan`)
     schedule: str = (
@@ -122,6 +126,11 @@ class Demand:
     @property
     def parameters(self) -> int:
         return sum(group.parameters for group in self.groups)
+
+    def training_bytes(self, activations: str) -> int | None:
+        """Of activations on the device that are kept, recomputed or swapped; None: they cannot be."""
+        known = {KEEP: self.activation_bytes, RECOMPUTE: self.recompute_bytes, SWAP: self.swap_bytes}
+        return known[activations]
 
     @property
     def model_bytes(self) -> int:
@@ -196,8 +205,8 @@ class MemoryPlan:
     host: Mapping[str, int]
     limits: MemoryLimits
     offloaded_fraction: float  # of the parameters
-    activations: str  # keep | recompute | none
-    why: str  # they are kept or recomputed
+    activations: str  # keep | recompute | swap | none
+    why: str  # they are kept, recomputed or swapped
     gated: bool  # updates run beside the next forward pass
     # added by `assemble`:
     snapshot_block_bytes: int = 0
@@ -279,15 +288,14 @@ def aligned(size: int) -> int:
 
 
 def lay_out(
-    demand: Demand, limits: MemoryLimits, mode: str, offloaded_groups: int, *, recompute: bool | None = None
+    demand: Demand, limits: MemoryLimits, mode: str, offloaded_groups: int, *, activations: str | None = None
 ) -> MemoryPlan:
     """Bytes per owner when the state of the last `offloaded_groups` groups is on the host.
 
     Args:
-        recompute: the activations; None: if the job says so.
+        activations: keep | recompute | swap; None: as the job says, and keep if it says `auto`.
     """
-    recompute = demand.activations == RECOMPUTE if recompute is None else recompute
-    training = demand.recompute_bytes if recompute else demand.activation_bytes
+    way = activations or (KEEP if demand.activations == AUTO else demand.activations)
     cut = len(demand.groups) - offloaded_groups
     resident, offloaded = demand.groups[:cut], demand.groups[cut:]
     state = demand.state_bytes_per_parameter
@@ -302,7 +310,7 @@ def lay_out(
         "gradients": demand.gradient_bytes,
         "optimizer": state_bytes(demand, resident),
         "staging": slots * aligned(chunk * state) + scratch,
-        "activations": max(training or 0, demand.evaluation_bytes, demand.merge_bytes),
+        "activations": max(demand.training_bytes(way) or 0, demand.evaluation_bytes, demand.merge_bytes),
     }
     if demand.frozen_bytes:
         device["base"] = demand.frozen_bytes
@@ -310,13 +318,13 @@ def lay_out(
         device["exchange"] = demand.exchange_bytes
     if divides_weights:
         device["slots"] = gathered_bytes(demand)
-    on_host = state_bytes(demand, offloaded)
+    host = {"optimizer": state_bytes(demand, offloaded), **swapped(demand, way)}
     more = _more_slots(
         demand,
         limits,
         offloaded,
         sum(device.values()),
-        on_host + own_checkpoint_bytes(demand) + copy_bytes(demand),
+        sum(host.values()) + own_checkpoint_bytes(demand) + copy_bytes(demand),
     )
     device["staging"] += more * aligned(chunk * state)
     made = demand.model_bytes  # before it moves into the arena
@@ -330,17 +338,22 @@ def lay_out(
             chunk_parameters=chunk,
             slots=slots + more,
             device=device,
-            host={"optimizer": on_host},
+            host=host,
             limits=limits,
             offloaded_fraction=sum(g.parameters for g in offloaded) / max(1, demand.parameters),
-            activations=RECOMPUTE if recompute else KEEP,
-            why=_why(demand, recompute),
+            activations=way,
+            why=why_activations(demand, way),
             gated=is_gated(demand, offloaded),
             sharding=demand.divided,
             ranks=demand.ranks,
         ),
         made + (weights + device.get("slots", 0) + demand.frozen_bytes if limits.device_is_host else 0),
     )
+
+
+def swapped(demand: Demand, activations: str) -> dict[str, int]:
+    """Bytes of the host for activations."""
+    return {"activations": demand.swapped_bytes} if activations == SWAP else {}
 
 
 def gathered_bytes(demand: Demand) -> int:
@@ -452,11 +465,13 @@ def _more_slots(
     return max(0, min(wanted, room // aligned(chunk * demand.state_bytes_per_parameter)))
 
 
-def _why(demand: Demand, recompute: bool) -> str:
+def why_activations(demand: Demand, way: str) -> str:
     if demand.activations != AUTO:
         return "as the job says"
-    if recompute:
+    if way == RECOMPUTE:
         return f"because no layout fits that keeps them ({shown_bytes(demand.activation_bytes)})"
+    if way == SWAP:
+        return f"because no layout fits that recomputes them ({shown_bytes(demand.recompute_bytes or 0)})"
     return "because they fit" if demand.recompute_bytes is not None else "because this model cannot recompute"
 
 

@@ -182,6 +182,8 @@ def answer_for(
             "asked": spec.activations,
             "keptBytes": demand.activation_bytes,
             "recomputedBytes": demand.recompute_bytes,
+            "swappedBytes": demand.swap_bytes,
+            "onHostBytes": demand.swapped_bytes,
             "computeRatio": again_ratio(shape, batch),
         },
         "logits": {
@@ -238,10 +240,15 @@ def demand_of(
     parameters whose sizes are known from their names. Raises InvalidJob where nothing is left.
     """
     from busbar.scheduler.fit import freezes_all, frozen_parts
-    from busbar.scheduler.fit.memory import activations, forward_activations, logit_rows
+    from busbar.scheduler.fit.memory import (
+        activations,
+        forward_activations,
+        logit_rows,
+        swapped_activations,
+    )
     from busbar.workloads.training import adapter_size
     from busbar.workloads.training.errors import InvalidJob
-    from busbar.workloads.training.plan import KEEP, RECOMPUTE, Demand, GroupSize
+    from busbar.workloads.training.plan import KEEP, RECOMPUTE, SWAP, Demand, GroupSize
 
     table = shape.vocabulary * shape.hidden
     head = shape.hidden + (0 if shape.tied else table)
@@ -259,9 +266,11 @@ def demand_of(
             "take one of them out",
         )
     evaluation = 8 * logit_rows(batch) * shape.vocabulary  # logits, and their softmax
-    kept, recomputed = (activations(shape, replace(batch, activations=way)) for way in (KEEP, RECOMPUTE))
+    kept, recomputed, swapped = (
+        activations(shape, replace(batch, activations=way)) for way in (KEEP, RECOMPUTE, SWAP)
+    )
     if batch.is_zeroth_order:
-        kept = recomputed = forward_activations(shape, batch)
+        kept = recomputed = swapped = forward_activations(shape, batch)
     demand = Demand(
         groups or (GroupSize("head", _grain(1)),),  # biases
         batch.dtype,
@@ -273,6 +282,8 @@ def demand_of(
         writes_frozen=bool(batch.freeze),
         activations=batch.activations,
         recompute_bytes=recomputed,
+        swap_bytes=swapped,
+        swapped_bytes=swapped_activations(shape, batch),
         zeroth_order=batch.is_zeroth_order,
         schedule=schedule,
     )
@@ -406,9 +417,10 @@ def as_text(answer: Mapping[str, Any]) -> str:
 
 def _activations(answer: Mapping[str, Any]) -> str:
     kept, recomputed = _size(answer["keptBytes"]), _size(answer["recomputedBytes"])
+    swapped, on_host = _size(answer["swappedBytes"]), _size(answer["onHostBytes"])
     return (
         f"Activations (now {answer['asked']}) take {kept} if they are kept, and {recomputed} if they are recomputed, with "
-        f"{answer['computeRatio']:.2f} times the computation."
+        f"{answer['computeRatio']:.2f} times the computation; swapped as well, {swapped} and {on_host} of the host."
     )
 
 

@@ -1,7 +1,7 @@
 """Bytes of `parameter-offload`, in which weights and state live on the host. No torch here.
 
     device    what stands around the blocks, with its gradients; WEIGHT_SLOTS slots for the weights of a block, more
-              where the device has room, and GRADIENT_SLOTS for its gradients; activations, recomputed
+              where the device has room, and GRADIENT_SLOTS for its gradients; activations, recomputed or swapped
     host      all weights, gradients and optimizer state; room for a block's gradients of a later micro-batch until
               they are added up; what the update of bfloat16 weights needs beside its chunk
     disk      the optimizer state of the last groups, as many as the host has no room for, if the job allows it some; then
@@ -13,6 +13,8 @@ A slot of weights takes the largest block, its frozen weights included.
 from __future__ import annotations
 
 from busbar.workloads.training.plan import (
+    AGAIN,
+    AUTO,
     EVALUATION_BYTES,
     KEEP,
     RECOMPUTE,
@@ -29,6 +31,8 @@ from busbar.workloads.training.plan import (
     is_gated,
     own_checkpoint_bytes,
     state_bytes,
+    swapped,
+    why_activations,
 )
 
 PARAMETER_OFFLOAD = "parameter-offload"
@@ -65,13 +69,25 @@ def block_weights(demand: Demand) -> dict[str, int]:
 
 
 def streamed_layouts(demand: Demand, limits: MemoryLimits, why: str = "") -> list[MemoryPlan]:
-    """With all state on the host, then with that of the last group on disk, of the last two and so on."""
+    """With all state on the host, then with that of the last group on disk, of the last two and so on; of `auto` activations,
+    those that recompute them come before those that swap them."""
     most = len(demand.groups) if limits.disk_bytes else 0
-    return [lay_out_streamed(demand, limits, why, count) for count in range(most + 1)]
+    ways = AGAIN if demand.activations == AUTO else (demand.activations,)
+    return [
+        lay_out_streamed(demand, limits, why, count, activations=way)
+        for way in ways
+        if demand.training_bytes(way) is not None
+        for count in range(most + 1)
+    ]
 
 
 def lay_out_streamed(
-    demand: Demand, limits: MemoryLimits, why: str = "", groups_on_disk: int = 0
+    demand: Demand,
+    limits: MemoryLimits,
+    why: str = "",
+    groups_on_disk: int = 0,
+    *,
+    activations: str = RECOMPUTE,
 ) -> MemoryPlan:
     """Bytes per owner when the state of the last `groups_on_disk` groups is on disk; `why` the mode was chosen."""
 
@@ -92,7 +108,7 @@ def lay_out_streamed(
         "parameters": outer,
         "gradients": outer + GRADIENT_SLOTS * gradients,
         "slots": least * slot,
-        "activations": max(demand.recompute_bytes or 0, demand.evaluation_bytes),
+        "activations": max(demand.training_bytes(activations) or 0, demand.evaluation_bytes),
     }
     if demand.frozen_bytes > frozen_inside:
         device["base"] = demand.frozen_bytes - frozen_inside
@@ -101,6 +117,7 @@ def lay_out_streamed(
         "gradients": weights,
         "optimizer": state_bytes(demand, demand.groups[:cut]),
         "staging": gradients + scratch,
+        **swapped(demand, activations),
     }
     if on_disk:
         host["disk"] = SLOTS * _pages(chunk * demand.state_bytes_per_parameter)
@@ -123,8 +140,10 @@ def lay_out_streamed(
             host=host,
             limits=limits,
             offloaded_fraction=1.0,
-            activations=RECOMPUTE,
-            why="while their block is on the device",
+            activations=activations,
+            why="while their block is on the device"
+            if activations == RECOMPUTE
+            else why_activations(demand, activations),
             gated=is_gated(demand, demand.groups),
             weight_slots=least + more,
             on_disk=tuple(group.name for group in on_disk),

@@ -62,10 +62,7 @@ class Tiles:
         count = (wanted != IGNORED).sum()
         total = torch.zeros((), device=tokens.device)
         for part, own in zip(torch.split(self.hidden(tokens), TILE), torch.split(wanted, TILE), strict=True):
-            total = total + run_again_in_backward(
-                lambda part=part, own=own: self._losses(part, own, "sum"),  # type: ignore[misc]
-                (part, own),
-            )
+            total = total + run_again_in_backward(self._losses, (part, own, "sum"), {})
         return total / count
 
     def each(self, tokens: torch.Tensor) -> torch.Tensor:

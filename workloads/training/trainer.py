@@ -33,14 +33,15 @@ from busbar.workloads.training.division import FIXED, divide
 from busbar.workloads.training.freeze import frozen
 from busbar.workloads.training.gates import Gates
 from busbar.workloads.training.gradient_shards import GradientShards
-from busbar.workloads.training.groups import bind, make_groups, rebind_gradients, settle
+from busbar.workloads.training.groups import bind, blocks, make_groups, rebind_gradients, settle
+from busbar.workloads.training.input_swap import InputSwap
 from busbar.workloads.training.loaded import Loaded
 from busbar.workloads.training.model import ModelRecipe, check_causal
 from busbar.workloads.training.norm import Norm, ParameterNorm, RowNorm
 from busbar.workloads.training.optimizer import OffloadedAdamW, Optimizer, learning_rate
 from busbar.workloads.training.packing import IGNORED, Packed
 from busbar.workloads.training.peer_slots import PeerSlots
-from busbar.workloads.training.plan import RECOMPUTE, MemoryPlan
+from busbar.workloads.training.plan import AGAIN, SWAP, MemoryPlan
 from busbar.workloads.training.ranks import Alone, Ranks
 from busbar.workloads.training.recompute import recompute_blocks
 from busbar.workloads.training.settings import OPTIMIZER, ZEROTH_ORDER, EngineSpec
@@ -81,9 +82,11 @@ class Trainer:
         fused: bool = True,
         ranks: Ranks | None = None,
         streams: Streams | None = None,
+        swap_streams: Streams | None = None,
         scratch: Path | None = None,
     ) -> None:
-        """`streams` are those of the device, unless they are given; `scratch` is the folder for state on disk."""
+        """Streams are those of the device, unless they are given (`swap_streams`: for inputs of blocks on the host, apart from
+        the others); `scratch` is the folder for state on disk."""
         ranks = ranks or Alone()
         self.spec, self.plan, self.device = spec, plan, device
         self.model = recipe.build()  # on the host; the arenas take their memory as it moves out
@@ -107,24 +110,38 @@ class Trainer:
         self.perturbation: Perturbation | None = None  # None: steps have a backward pass
         if zeroth_order:
             self.perturbation = Perturbation(self.model, self.groups, plan, self.device_arena)
+        self.swap: InputSwap | None = None  # None: inputs of the blocks stay on the device
+        if plan.activations == SWAP:
+            queues = swap_streams or open_streams(device, gated=False)
+            room = self.host_arena.carve("activations", plan.host["activations"], torch.uint8)
+            self.swap = InputSwap(room, len(blocks(self.model)) - 1, queues, self.clock)
         self.blocks: BlockSlots | None = None  # None: the weights are on the device
         if streamed:
             self.blocks = BlockSlots(
-                self.model, self.groups, plan, self.device_arena, self.host_arena, self.streams, self.clock
+                self.model,
+                self.groups,
+                plan,
+                self.device_arena,
+                self.host_arena,
+                self.streams,
+                self.clock,
+                self.swap,
             )
             self.blocks.refresh()
         if self.perturbation is not None:
             self.perturbation.watch(self.model)
         self.peers: PeerSlots | None = None  # None: the weights are whole on this rank
         if not self.groups[0].has_whole_weights:
-            again = plan.activations == RECOMPUTE
-            self.peers = PeerSlots(self.model, self.groups, ranks, self.device_arena, recomputes=again)
+            again = plan.activations in AGAIN
+            self.peers = PeerSlots(
+                self.model, self.groups, ranks, self.device_arena, recomputes=again, swap=self.swap
+            )
         check_causal(self.model, recipe.config.vocab_size)
         tiled_loss.check(self.model, recipe.config.vocab_size)
         if self.blocks is not None:
             self.blocks.reset()
-        elif self.peers is None and plan.activations == RECOMPUTE:
-            recompute_blocks(self.model)
+        elif self.peers is None and plan.activations in AGAIN:
+            recompute_blocks(self.model, self.swap)
         self.spread = self._make_spread(ranks)
         norm: Norm = ParameterNorm(self.groups) if self.spread is None else RowNorm(self.groups, ranks)
         self.disk: ScratchFile | None = None  # None: no state is there
@@ -318,6 +335,8 @@ class Trainer:
 
     def close(self) -> None:
         self.streams.close()
+        if self.swap is not None:
+            self.swap.close()
         if self.disk is not None:
             self.optimizer.streams.load.close()
             self.optimizer.streams.store.close()

@@ -62,6 +62,8 @@ def test_the_training_forms_ask_what_to_do_with_activations() -> None:
     told = {"step": 1, "activations": "recompute"}
     assert job_view(made(JOB, progress=told), NOW).activations == "activations are recomputed"
     assert job_view(made(JOB, progress={"step": 1, "activations": "keep"}), NOW).activations == ""
+    swapped = job_view(made(JOB, progress={"step": 1, "activations": "swap"}), NOW).activations
+    assert swapped == "activations are recomputed from inputs in host memory"
 
 
 @pytest.mark.parametrize("form", ["train", "tune"])

@@ -20,6 +20,8 @@ from busbar.scheduler.fit import (
     unknown_patterns,
     workload_class,
 )
+from busbar.scheduler.fit.memory import MODES, swapped_activations
+from busbar.scheduler.fit.speed import step_seconds
 
 LLAMA_7B = ModelShape.from_config(
     {
@@ -88,7 +90,7 @@ def test_an_unknown_mode_is_refused() -> None:
 
 
 AUTO = replace(BATCH, sequence_length=16_384)
-KEPT, AGAIN = (replace(AUTO, activations=each) for each in ("keep", "recompute"))
+KEPT, AGAIN, SWAPPED = (replace(AUTO, activations=each) for each in ("keep", "recompute", "swap"))
 
 
 def test_recomputed_activations_cost_one_more_forward_pass_and_save_most_of_the_bytes() -> None:
@@ -100,6 +102,31 @@ def test_recomputed_activations_cost_one_more_forward_pass_and_save_most_of_the_
     assert speeds[0] / speeds[1] == pytest.approx(4 / 3, rel=0.03)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_swapped_activations_are_on_the_host_but_for_two_blocks(mode: str) -> None:
+    again, swapped = (memory(LLAMA_7B, each, mode) for each in (AGAIN, SWAPPED))
+    one = AUTO.micro_batch * AUTO.sequence_length * AUTO.weight_bytes * LLAMA_7B.hidden
+    layers = LLAMA_7B.layers
+    assert swapped_activations(LLAMA_7B, SWAPPED) == (layers - 1) * one
+    assert (layers - 2) * one <= again.device_bytes - swapped.device_bytes <= (layers - 1) * one
+    assert swapped.host_bytes - again.host_bytes <= (layers - 1) * one
+    if mode == "optimizer-offload":  # whose host needs more in a step than while the model is made
+        assert swapped.host_bytes - again.host_bytes == (layers - 1) * one
+
+
+def test_inputs_on_their_way_cost_time_only_where_the_link_is_the_slower_one() -> None:
+    device = accelerator("H100")
+    assert device is not None
+    seconds = [step_seconds(LLAMA_7B, each, "resident", device) for each in (AGAIN, SWAPPED)]
+    assert seconds[1] == seconds[0]
+    slow = replace(device, link_gb_per_s=0.5)
+    moved = swapped_activations(LLAMA_7B, SWAPPED) * AUTO.sequences / AUTO.micro_batch
+    assert step_seconds(LLAMA_7B, SWAPPED, "resident", slow) > 2 * moved / 0.5e9
+    cpu = accelerator("cpu")
+    assert cpu is not None
+    assert step_seconds(LLAMA_7B, SWAPPED, "resident", cpu) > step_seconds(LLAMA_7B, AGAIN, "resident", cpu)
+
+
 def test_auto_counts_what_the_engine_will_do_on_the_device() -> None:
     mode, gib = "optimizer-offload", 2**30
     kept = memory(LLAMA_7B, KEPT, mode).device_bytes
@@ -107,6 +134,9 @@ def test_auto_counts_what_the_engine_will_do_on_the_device() -> None:
     assert decided(LLAMA_7B, AUTO, mode, kept) == KEPT
     assert decided(LLAMA_7B, AUTO, mode, None) == KEPT
     assert decided(LLAMA_7B, AUTO, mode, kept - 1) == AGAIN
+    again = memory(LLAMA_7B, AGAIN, mode).device_bytes
+    assert decided(LLAMA_7B, AUTO, mode, again - 1) == SWAPPED
+    assert decided(LLAMA_7B, AUTO, mode, 1) == SWAPPED  # which needs the least
     assert decided(LLAMA_7B, KEPT, mode, 1) == KEPT  # as the job says
     on_h100, on_h200 = (prior(LLAMA_7B, AUTO, mode, key) for key in ("H100", "H200"))
     assert on_h100.memory_mib == memory(LLAMA_7B, AGAIN, mode).device_mib
