@@ -18,6 +18,7 @@ DataUri = Annotated[
     ),
 ]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+_LARGEST_BETA = 0.99  # of the second moment, in a reduced format
 
 
 def _without_integral_floats(value: Any) -> Any:
@@ -73,9 +74,11 @@ class Dtype(StrEnum):
 
 
 class StateFormat(StrEnum):
-    """`exact` is bit-equal to the same run without offload; reduced formats will be added here."""
+    """In what AdamW's moments are kept; `exact` is float32."""
 
     EXACT = "exact"
+    BF16 = "bf16"
+    INT8 = "int8"
 
 
 class OptimizerName(StrEnum):
@@ -410,6 +413,21 @@ class TrainingEngine(SpecModel):
             ),
         ),
         Rule(
+            cel="!has(self.state) || self.state == 'exact' || !has(self.optimizer) || "
+            "((!has(self.optimizer.name) || self.optimizer.name != 'ZerothOrder') && "
+            "(!has(self.optimizer.betas) || self.optimizer.betas[1] <= 0.99))",
+            message="state: bf16 and int8 are of AdamW's moments, with optimizer.betas[1] of at most 0.99, as a slower decay would "
+            "be rounded away; set state: exact, or this optimizer",
+            field_path=".state",
+            holds=lambda engine: (
+                engine.state is StateFormat.EXACT
+                or (
+                    engine.optimizer.name is OptimizerName.ADAMW
+                    and engine.optimizer.betas[1] <= _LARGEST_BETA
+                )
+            ),
+        ),
+        Rule(
             cel="!has(self.scratchDisk) || !has(self.mode) || self.mode in ['auto', 'parameter-offload']",
             message="scratchDisk takes state of mode parameter-offload only; set this mode, or auto, or remove scratchDisk",
             field_path=".scratchDisk",
@@ -493,7 +511,12 @@ class TrainingEngine(SpecModel):
         "own update only; blocking ends a step when all of them are done; auto is gated where state is on the host. "
         "The results are equal bit for bit.",
     )
-    state: StateFormat = Field(default=StateFormat.EXACT, description="Format of the offloaded state.")
+    state: StateFormat = Field(
+        default=StateFormat.EXACT,
+        description="Format of AdamW's moments. exact is float32, 8 bytes a parameter; bf16 takes 4 and int8, eight bits with a "
+        "scale for every 256, 2.03. Reduced moments change the numbers, alike on every placement, and need "
+        "optimizer.betas[1] of at most 0.99: one that decays more slowly would be rounded away.",
+    )
     device_memory: Quantity | None = Field(
         default=None, description="Byte limit of the device arena where the device is a CPU, e.g. 256Mi."
     )

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from ..model.table import Cell, Source
 from .accelerators import Accelerator, accelerator
-from .memory import ALONE, AUTO, WHOLE, Gang, decided, memory
+from .memory import ALONE, AUTO, EXACT, WHOLE, Gang, decided, memory
 from .model import BatchShape, ModelShape
 from .speed import speed_limit, tokens_per_s
 
@@ -28,6 +28,8 @@ def workload_class(model: ModelShape, batch: BatchShape) -> str:
         del shape["activations"]
     if shape["loss"] == WHOLE:
         del shape["loss"]
+    if batch.state == EXACT:
+        del shape["state"]
     if not batch.scratch_disk_bytes:
         del shape["scratch_disk_bytes"]
     shape["freeze"] = sorted(set(batch.freeze))

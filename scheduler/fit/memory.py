@@ -4,8 +4,10 @@ With P parameters of w bytes (4 in float32, 2 in bfloat16), of which T are train
 
     weights      w P
     gradients    w T          kept until the global norm is known
-    optimizer    s T          s = 8 (two float32 moments), 10 in bfloat16 (and the low half of the master weight)
-    staging      three chunks of state on their way; in bfloat16 also a chunk's gradient and master in float32
+    optimizer    s T          s = 8 (two float32 moments; 4 in bf16, 2.03 in int8), and in bfloat16 2 for the low half of the
+                              master weight
+    staging      three chunks of state on their way; in bfloat16 also a chunk's gradient and master in float32, and of
+                 reduced moments a chunk's in float32
     activations  of one micro-batch. Kept: per token and block about 14 hidden + 3 intermediate elements, in bfloat16
                  16 hidden (attention scores are recomputed, never kept: true of fused kernels, without attention
                  dropout); once, logits with their softmax and gradient: 3 times the logits in float32.
@@ -50,6 +52,9 @@ AUTO, KEEP, RECOMPUTE, SWAP = "auto", "keep", "recompute", "swap"  # activations
 AGAIN = (RECOMPUTE, SWAP)
 WHOLE, TILED = "whole", "tiled"  # logits
 TILE_TOKENS = 256
+EXACT, BF16, INT8 = "exact", "bf16", "int8"  # moments
+_MOMENT_BYTES = {EXACT: 8.0, BF16: 4.0, INT8: 2 + 2 * 4 / 256}
+_NARROW_RUN = 2**20
 RUNTIME_BYTES = 600 * 2**20
 """Driver context, libraries and allocator slack on a GPU; the plan does not count them."""
 _MIN_CHUNK, _MAX_CHUNK = 64 * 1024, 32 * 2**20
@@ -102,11 +107,17 @@ class Gang:
 ALONE = Gang()
 
 
-def state_bytes(batch: BatchShape) -> int:
-    """Optimizer state of one parameter."""
-    if batch.is_zeroth_order:
-        return 0 if batch.dtype == "float32" else 2
-    return 8 if batch.dtype == "float32" else 10
+def state_bytes(batch: BatchShape) -> float:
+    """Optimizer state of one parameter: a multiple of 1/32."""
+    moments = 0.0 if batch.is_zeroth_order else _MOMENT_BYTES[batch.state]
+    return moments + (0 if batch.dtype == "float32" else 2)
+
+
+def _scratch_bytes(batch: BatchShape, chunk: int) -> int:
+    """What updates need beside a chunk of so many parameters."""
+    narrow = 0 if batch.state == EXACT else 8 * chunk
+    narrow += 4 * min(_NARROW_RUN, chunk) if batch.state == INT8 else 0
+    return narrow + (0 if batch.dtype == "float32" else 8 * chunk)
 
 
 def logit_rows(batch: BatchShape) -> int:
@@ -182,9 +193,9 @@ def memory(model: ModelShape, batch: BatchShape, mode: str, gang: Gang = ALONE) 
         raise ValueError(f"no memory formula for the mode {mode!r}; known are {', '.join(MODES)}")
     parameters, weight, each = model.parameters, batch.weight_bytes, state_bytes(batch)
     trained = parameters - frozen_parameters(model, batch.freeze)
-    made, gradients, state = parameters * weight, trained * weight, trained * each
+    made, gradients, state = parameters * weight, trained * weight, int(trained * each)
     chunk = min(_MAX_CHUNK, max(_MIN_CHUNK, trained // gang.ranks // 64))
-    scratch = 0 if batch.dtype == "float32" else 8 * chunk
+    scratch = _scratch_bytes(batch, chunk)
     buffers = 2 * min(_MAX_BLOCK, max(_MIN_BLOCK, (gradients + state) // gang.ranks // 32))
     if mode == PARAMETER_OFFLOAD:
         block = _largest_block(model, batch)
@@ -195,13 +206,15 @@ def memory(model: ModelShape, batch: BatchShape, mode: str, gang: Gang = ALONE) 
         again = batch if batch.activations == SWAP else replace(batch, activations=RECOMPUTE)
         home = made - (outer - trained_outer) * weight
         on_disk = min(state, batch.scratch_disk_bytes)
-        kept = state - on_disk + (3 * chunk * each if on_disk else 0)
+        kept = state - on_disk + (int(3 * chunk * each) if on_disk else 0)
         on_host = home + gradients + kept + block * weight + scratch + buffers + min(made, _EXPORT_BYTES)
         on_host += _swapped(model, batch)
         return Footprint(on_device + activations(model, again) + RUNTIME_BYTES, max(made + home, on_host))
     offloaded, own_state = mode == "optimizer-offload", state // gang.ranks
     device = (
-        scratch + (3 * chunk * each if offloaded else own_state) + _weights_and_gradients(model, batch, gang)
+        scratch
+        + (int(3 * chunk * each) if offloaded else own_state)
+        + _weights_and_gradients(model, batch, gang)
     )
     running = (own_state if offloaded else 0) + buffers + min(made, _EXPORT_BYTES) + _swapped(model, batch)
     if gang.ranks > 1 and gang.sharding == "parameters":
@@ -217,7 +230,7 @@ def _zeroth_order(model: ModelShape, batch: BatchShape, mode: str) -> Footprint:
     """Without gradients: weights, moved copies of a block's and of those around the blocks, and what a pass keeps alive."""
     weight, frozen = batch.weight_bytes, frozen_parts(model, batch.freeze)
     trained = model.parameters - frozen_parameters(model, batch.freeze)
-    made, own_state = model.parameters * weight, trained * state_bytes(batch)
+    made, own_state = model.parameters * weight, int(trained * state_bytes(batch))
     run = min(_MAX_RUN, max(_largest_block(model, batch), *_outer(model, batch)) // 16)
     scratch = 0 if batch.dtype == "float32" else 8 * run
     buffers = 2 * min(_MAX_BLOCK, max(_MIN_BLOCK, (trained * weight + own_state) // 32))

@@ -124,6 +124,9 @@ class BatchShape:
     optimizer: str = "AdamW"
     """"AdamW", or "ZerothOrder", which has two forward passes and no backward pass."""
 
+    state: str = "exact"
+    """Of AdamW's moments: "exact", "bf16" or "int8"."""
+
     @property
     def weight_bytes(self) -> int:
         return 2 if self.dtype == "bfloat16" else 4

@@ -7,7 +7,8 @@ Per step, with T tokens, P parameters, s bytes of optimizer state per parameter 
               forward, and down beside backward: each takes as long as the slower of both
               Frozen parameters need no gradient of their own: 2 F less. That backward ends above a frozen beginning of
               the model is not counted
-    update    of the P - F that are trained. resident: the optimizer state is read and written in device memory
+    update    of the P - F that are trained. resident: the optimizer state is read and written in device memory, and reduced
+              moments are made wide and narrow there
               optimizer-offload: the share of the state that is on the host (of the last blocks) goes through the
               device, down and up the link at once, as `timeline` says: beside the next forward pass if `gated`,
               beside backward as far as there are staging slots, else behind backward
@@ -27,6 +28,9 @@ from .accelerators import Accelerator
 from .frozen import frozen_parameters
 from .memory import (
     AGAIN,
+    BF16,
+    EXACT,
+    INT8,
     KEEP,
     PARAMETER_OFFLOAD,
     RECOMPUTE,
@@ -45,6 +49,8 @@ COPIES_ON_A_CPU = 1.3
 """A CPU's link is its own memory: the state is read and written once more on its way."""
 HOST_GB_PER_S = 150.0
 """What a host's processors reach of its memory: a stated guess, as its data sheet is not known here."""
+NARROWING = {EXACT: 0, BF16: 24, INT8: 204}
+"""Bytes that go through memory for each parameter whose moments are widened and made narrow again, operation by operation."""
 CHUNKS = 64
 """Of the state, as in the engine."""
 
@@ -149,7 +155,7 @@ def _streamed_s(
 ) -> float:
     """Of a step whose weights are on the host. On a CPU nothing runs beside anything else."""
     trained = model.parameters - frozen_parameters(model, batch.freeze)
-    touched = trained * (2 * state_bytes(batch) + 4 * batch.weight_bytes)
+    touched = trained * (2 * state_bytes(batch) + 4 * batch.weight_bytes + NARROWING[batch.state])
     weights = model.layer_parameters * batch.weight_bytes
     gradients = trained * batch.weight_bytes // model.layers
     micro_batches = batch.sequences // batch.micro_batch
@@ -210,7 +216,8 @@ def _update_s(model: ModelShape, batch: BatchShape, share: float, device: Accele
     """Seconds in which all parameters are updated, if their state is there."""
     trained = model.parameters - frozen_parameters(model, batch.freeze)
     state = trained * state_bytes(batch)
-    touched_s = (2 * state + 3 * trained * batch.weight_bytes) / (device.memory_gb_per_s * 1e9)
+    touched = 2 * state + trained * (3 * batch.weight_bytes + NARROWING[batch.state])
+    touched_s = touched / (device.memory_gb_per_s * 1e9)
     if device.name == "cpu":
         return touched_s * (1 + (COPIES_ON_A_CPU - 1) * share)
     return touched_s

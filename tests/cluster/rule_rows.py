@@ -223,6 +223,28 @@ TRAINING = (
     Row(
         m.engine_job,
         "spec.engine",
+        "with optimizer.betas[1] of at most 0.99",
+        {"spec/engine/state": "int8", "spec/engine/optimizer/betas": [0.9, 0.999]},
+        {"spec/engine/state": "int8", "spec/engine/optimizer/betas": [0.9, 0.99]},
+        blames="spec.engine.state",
+    ),
+    Row(
+        m.engine_job,
+        "spec.engine",
+        "state: bf16 and int8 are of AdamW's moments",
+        {
+            "spec/engine/state": "bf16",
+            "spec/engine/optimizer/name": "ZerothOrder",
+            "spec/engine/activations": "auto",
+            "spec/engine/mode": "auto",
+            **FAST,
+        },
+        {"spec/engine/state": "bf16", **FAST},
+        blames="spec.engine.state",
+    ),
+    Row(
+        m.engine_job,
+        "spec.engine",
         "mode: parameter-offload recomputes activations",
         {"spec/engine/mode": "parameter-offload", "spec/engine/activations": "keep", **FAST},
         {"spec/engine/mode": "parameter-offload", "spec/engine/activations": "swap", **FAST},

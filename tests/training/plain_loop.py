@@ -45,6 +45,7 @@ def train_plainly(
     labels: Sequence[torch.Tensor] | None = None,
     leaves: int | None = None,
     begin: Callable[[int, int], None] = lambda step, index: None,
+    updated: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None,
     frozen: Callable[[str], bool] = lambda name: False,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and final weights of `torch.optim.AdamW` (on fp32 master copies when `dtype` is narrower).
@@ -52,8 +53,8 @@ def train_plainly(
     `spoil` may change the gradients of a step before they are used. A step whose gradient norm is not finite is
     skipped. With `labels` the loss of a step is the mean over its labels that are not -100. With `leaves` the
     micro-batches are cut into as many runs, whose gradients are added up as a balanced binary tree, and the norm is that
-    of the norms of runs of 1024 elements. `begin` is called before each micro-batch. Parameters whose name is `frozen`
-    are not trained.
+    of the norms of runs of 1024 elements. `begin` is called before each micro-batch, and `updated` after each update. Parameters
+    whose name is `frozen` are not trained.
     """
     given = {"vocab_size": vocab_size, "bos_token_id": 0, "eos_token_id": 0, **config}
     torch.manual_seed(seed)
@@ -62,7 +63,7 @@ def train_plainly(
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not frozen(name))
     return train_model_plainly(
-        model, batches, micro_batch, settings, fused, dtype, spoil, labels, leaves, begin
+        model, batches, micro_batch, settings, fused, dtype, spoil, labels, leaves, begin, updated
     )
 
 
@@ -77,6 +78,7 @@ def train_model_plainly(
     labels: Sequence[torch.Tensor] | None = None,
     leaves: int | None = None,
     begin: Callable[[int, int], None] = lambda step, index: None,
+    updated: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The same for a model that exists; parameters without `requires_grad` are not trained."""
     model.train()
@@ -130,6 +132,7 @@ def train_model_plainly(
                 assert parameter.grad is not None
                 master.grad = parameter.grad.float()
         optimizer.step()
+        updated(optimizer)
         with torch.no_grad():
             for master, parameter in zip(masters, narrow, strict=True):
                 if master is not parameter:

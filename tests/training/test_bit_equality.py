@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,12 @@ def batches() -> list[torch.Tensor]:
     return [torch.from_numpy(data.batch(step, SEQUENCES)) for step in range(STEPS)]
 
 
-def assert_equal_to_plain(document: dict[str, Any], placement: str, fused: bool) -> None:
+def assert_equal_to_plain(
+    document: dict[str, Any],
+    placement: str,
+    fused: bool,
+    updated: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None,
+) -> None:
     ours, trainer = train_ours(document, placement, fused)
     dtype = torch.bfloat16 if document.get("dtype") == "bfloat16" else torch.float32
     losses, weights = train_plainly(
@@ -60,6 +66,7 @@ def assert_equal_to_plain(document: dict[str, Any], placement: str, fused: bool)
         document["optimizer"],
         fused=fused or None,
         dtype=dtype,
+        updated=updated,
     )
     assert ours == losses
     different = [

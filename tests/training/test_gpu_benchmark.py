@@ -78,6 +78,23 @@ def test_the_ways_without_a_backward_pass_are_equal_to_each_other(
     assert "gradients" not in found["zeroth"]["plan"]["device"]
 
 
+def test_swapped_inputs_are_equal_and_reduced_moments_move_fewer_bytes(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benchmark.torch.cuda, "is_available", lambda: False)
+    output = tmp_path / "result.json"
+    ways = ["--ways", "plain,recompute,swap,offload,bf16,int8", "--dtype", "bfloat16"]
+    monkeypatch.setattr(sys, "argv", ["training.py", *ways, "--output", str(output)])
+    assert benchmark.main() == 0
+    found = json.loads(output.read_text())["ways"]
+    assert found["swap"]["equality"]["weightsEqual"] is found["recompute"]["equality"]["weightsEqual"] is True
+    assert found["swap"]["linkBytesPerStep"] == 2 * found["swap"]["plan"]["host"]["activations"] > 0
+    assert "equality" not in found["int8"]
+    moved = [found[name]["linkBytesPerStep"] for name in ("offload", "bf16", "int8")]
+    assert moved[0] * 6 == moved[1] * 10
+    assert moved[2] < 0.42 * moved[0]
+
+
 def test_bfloat16_is_equal_too_and_a_checkpoint_is_measured_beside_torch_save(
     benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,7 @@ BAD = [
     ("schedule", "fused", "blocking", "spec.engine.schedule"),
     ("dtype", "float16", "bfloat16", "spec.engine.dtype"),
     ("deviceMemory", "lots", "256Mi", "spec.engine.deviceMemory"),
-    ("state", "int8", "exact", "spec.engine.state"),
+    ("state", "int4", "int8", "spec.engine.state"),
     ("data", {"uri": "builtin://books"}, {"uri": "builtin://python-stdlib"}, "spec.engine.data.uri"),
     ("data", {"uri": "/etc"}, {"uri": "pvc://etc"}, "spec.engine.data.uri"),
     ("data", {"uri": "pvc://a/../b"}, {"uri": "pvc://a/b"}, "spec.engine.data.uri"),
@@ -167,10 +167,10 @@ def test_a_job_without_a_spec_is_refused_with_a_sentence(spec: object, tmp_path:
 
 def test_values_that_do_not_go_together_are_refused_here_as_by_the_api_server(tmp_path: Path) -> None:
     job = manifest()
-    job["spec"]["engine"]["mode"] = "parameter-offload"
+    job["spec"]["engine"]["state"] = "int8"
     run_from_manifest(job, tmp_path, None, {})
-    job["spec"]["engine"]["activations"] = "keep"
-    with pytest.raises(InvalidJob, match="mode: parameter-offload recomputes activations"):
+    job["spec"]["engine"]["optimizer"]["betas"] = [0.9, 0.999]
+    with pytest.raises(InvalidJob, match=r"with optimizer.betas\[1\] of at most 0.99"):
         run_from_manifest(job, tmp_path, None, {})
 
 

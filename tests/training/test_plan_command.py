@@ -118,6 +118,20 @@ def test_what_recomputing_activations_saves_and_costs_is_shown(tmp_path: Path) -
     assert times[2] / times[0] == pytest.approx(4 / 3, rel=0.02)
 
 
+def test_the_plan_says_what_reduced_moments_would_need(tmp_path: Path) -> None:
+    code, answer = ask(tmp_path, "--gpu", "H200", "--host", "96Gi", mode="optimizer-offload")
+    sizes = answer["state"]["bytes"]
+    assert answer["state"]["asked"] == "exact"
+    assert (code, sizes["bf16"] * 10, sizes["int8"] * 10) == (2, sizes["exact"] * 6, sizes["exact"] * 4.03125)
+    given = {"mode": "optimizer-offload", "state": "int8"}
+    assert ask(tmp_path, "--gpu", "H200", "--host", "96Gi", **given)[0] == 0
+    ran = CliRunner().invoke(plan, [str(job(tmp_path, **given)), "--gpu", "H200", "--host", "96Gi"])
+    assert "The optimizer's state (now int8) takes " in ran.output
+    zeroth = {"mode": "resident", "optimizer": {"name": "ZerothOrder", "learningRate": 1e-6}}
+    ran = CliRunner().invoke(plan, [str(job(tmp_path, **zeroth)), "--gpu", "H200", "--host", "96Gi"])
+    assert "The optimizer's state" not in ran.output
+
+
 def test_the_longest_sequence_fits_and_one_token_more_does_not(tmp_path: Path) -> None:
     options = ["--gpu", "H100", "--host", "256Gi"]
     given = {**CONFIG_13B, "max_position_embeddings": 4096}

@@ -11,6 +11,7 @@ import torch
 from tests.training.gang import run_gang
 from tests.training.plain_loop import train_plainly
 from tests.training.small import GPT2, LLAMA, SEQUENCE, VOCABULARY, engine
+from tests.training.test_moments import reduce_moments
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from busbar.workloads.training import plan as plan_module
@@ -24,6 +25,7 @@ from busbar.workloads.training.model import measure_demand, open_model
 from busbar.workloads.training.packing import NOT_LEARNED, Packed
 from busbar.workloads.training.plan import MemoryLimits, lay_out
 from busbar.workloads.training.ranks import Alone, Gang, Ranks
+from busbar.workloads.training.settings import EXACT
 from busbar.workloads.training.trainer import MicroBatch, Trainer
 
 STEPS, CPU = 4, torch.device("cpu")
@@ -91,6 +93,13 @@ DIVIDED: dict[str, dict[str, Any]] = {  # what the ranks divide beside the optim
         activations="recompute",
         seed=11,
         parallelism={**FIXED, "sharding": "parameters"},
+    ),
+    "moments of eight bits, half of the state on the host": case(
+        state="int8",
+        dtype="bfloat16",
+        model={"config": {**LLAMA, "tie_word_embeddings": False}},
+        mode="auto",
+        parallelism={**FIXED, "sharding": "gradients"},
     ),
     "parameters, swapped dropout": case(
         model={"config": {**GPT2, "n_layer": 3}},
@@ -228,6 +237,7 @@ def plainly(name: str, document: dict[str, Any]) -> tuple[list[float], dict[str,
         labels=[torch.from_numpy(each) for each in labels if each is not None] or None,
         leaves=min(8, parts & -parts),
         begin=begin,
+        updated=lambda optimizer: reduce_moments(optimizer, document.get("state", EXACT)),
         frozen=lambda key: (
             "freeze" in document and key.startswith(("model.embed_tokens.", "model.layers.0."))
         ),

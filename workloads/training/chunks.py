@@ -1,6 +1,6 @@
 """Runs of a group's optimizer state: the unit that is placed, loaded, updated and stored.
 
-A chunk's fp32 tensors lie side by side, so that one chunk is one copy:
+The tensors of a chunk's state (see `moments`) lie side by side, so that one chunk is one copy:
 
     float32     [ m | v ]
     bfloat16    [ m | v | low half of the master weight, int16 ]
@@ -21,6 +21,7 @@ from busbar.workloads.machine.streams import Stream
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.disk_tensor import DiskTensor, whole_pages
 from busbar.workloads.training.groups import FlatGroup, Piece
+from busbar.workloads.training.moments import StatePart, state_parts
 from busbar.workloads.training.plan import MemoryPlan, chunk_sizes
 
 State = TypeVar("State", torch.Tensor, DiskTensor)
@@ -36,6 +37,7 @@ class Chunk:
     pieces: tuple[Piece, ...]
     state: torch.Tensor | DiskTensor  # flat, as fp32
     resident: bool  # it is updated where it is
+    parts: tuple[StatePart, ...]
 
     def load(self, queue: Stream, target: torch.Tensor) -> None:
         """Queue a copy of the state to `target`."""
@@ -57,23 +59,30 @@ class Chunk:
         """This chunk of a buffer of this rank's slice of the group."""
         return flat[self.start - self.flat.start :][: self.length]
 
-    def parts(self, buffer: State, piece: Piece) -> list[State]:
-        """m, v and, under bfloat16, the low half of the master weight of `piece` as views of `buffer`."""
-        found = [buffer[part * self.length + piece.offset :][: piece.length] for part in range(2)]
-        if buffer.numel() > 2 * self.length:
-            low = buffer[2 * self.length :].view(torch.int16)
-            found.append(low[piece.offset :][: piece.length])
+    def tensors(self, buffer: State) -> dict[str, State]:
+        """The tensors of the state in `buffer`, by kind."""
+        found, begin, data = {}, 0, buffer.view(torch.uint8)
+        for part in self.parts:
+            end = begin + part.elements(self.length) * part.dtype.itemsize
+            found[part.kind] = data[begin:end].view(part.dtype)
+            begin = end
         return found
 
-    def kept_parts(self, piece: Piece) -> Sequence[torch.Tensor | DiskTensor]:
-        """The same of the state where it lives."""
+    def atoms(self) -> Iterator[tuple[str, torch.Tensor | DiskTensor, slice]]:
+        """(name, tensor, extent in the whole parameter's) of the state where it lives."""
         state: Any = self.state  # which is cut alike wherever it is
-        return self.parts(state, piece)
+        kept = self.tensors(state)
+        for piece in self.pieces:
+            for part in self.parts:
+                first, begin = piece.offset // part.per, piece.start // part.per
+                size = part.elements(piece.length)
+                name = f"{part.kind}/{piece.member.name}"
+                yield name, kept[part.kind][first : first + size], slice(begin, begin + size)
 
 
-def state_elements(length: int, dtype: str) -> int:
-    """Size of the state of `length` parameters, in fp32 elements."""
-    return 2 * length if dtype == "float32" else 2 * length + length // 2
+def state_elements(length: int, parts: Sequence[StatePart]) -> int:
+    """Size of the state of `length` parameters, in elements of fp32."""
+    return sum(part.elements(length) * part.dtype.itemsize for part in parts) // 4
 
 
 class Homes:
@@ -82,6 +91,7 @@ class Homes:
     def __init__(self, plan: MemoryPlan, device: Arena, host: Arena, disk: ScratchFile | None = None) -> None:
         self._plan, self._device, self._host, self._disk = plan, device, host, disk
         self._written = 0  # bytes of `disk` that have an owner
+        self.parts = state_parts(plan.state, plan.dtype)
 
     def cut(self, flat: FlatGroup) -> Iterator[Chunk]:
         """The chunks of one group, or of this rank's slice of it."""
@@ -89,8 +99,9 @@ class Homes:
         resident = name not in self._plan.offloaded and name not in self._plan.on_disk
         start = flat.start  # of this rank's slice, which is all of the group where there is one rank
         for length in chunk_sizes(flat.length, self._plan.chunk_parameters):
-            state = self._carve(name, state_elements(length, self._plan.dtype))
-            yield Chunk(flat, start, length, tuple(flat.group.pieces(start, length)), state, resident)
+            state = self._carve(name, state_elements(length, self.parts))
+            pieces = tuple(flat.group.pieces(start, length))
+            yield Chunk(flat, start, length, pieces, state, resident, self.parts)
             start += length
 
     def _carve(self, group: str, elements: int) -> torch.Tensor | DiskTensor:

@@ -25,6 +25,7 @@ from busbar.kube.types.training_engine import DataSource as DataFields
 from busbar.kube.types.training_job import TrainingJob
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.settings import (
+    EXACT,
     WHOLE,
     Adapter,
     Batch,
@@ -41,7 +42,12 @@ from busbar.workloads.training.settings import (
 BUILTIN_CORPORA = ("builtin://python-stdlib",)
 DEFAULT_EVERY_STEPS = 50
 DEFAULT_ORDER, DEFAULT_SHARDING = Order.FAST.value, Sharding.OPTIMIZER.value
-DEFAULTS = (("parallelism.order", DEFAULT_ORDER), ("loss", WHOLE), ("optimizer.perturbation", 1e-3))
+DEFAULTS = (
+    ("parallelism.order", DEFAULT_ORDER),
+    ("loss", WHOLE),
+    ("state", EXACT),
+    ("optimizer.perturbation", 1e-3),
+)
 # Fields that change nothing in the numbers by design, and two for which a checkpoint has a place of its own.
 _NEUTRAL = {
     "mode",
@@ -50,7 +56,6 @@ _NEUTRAL = {
     "deviceMemory",
     "scratchDisk",
     "evaluation",
-    "state",
     "maxBadSteps",
     "steps",
     "threads",
@@ -157,6 +162,7 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         freeze=patterns,
         activations=engine.activations.value,
         loss=engine.loss.value,
+        state=engine.state.value,
         schedule=engine.schedule.value,
         order=DEFAULT_ORDER if engine.parallelism is None else engine.parallelism.order.value,
         sharding=DEFAULT_SHARDING if engine.parallelism is None else engine.parallelism.sharding.value,

@@ -15,6 +15,7 @@ _TYPES = {
     torch.int16: "I16",
     torch.int64: "I64",
     torch.uint8: "U8",
+    torch.int8: "I8",
 }
 DTYPES = {name: dtype for dtype, name in _TYPES.items()}
 

@@ -4,8 +4,8 @@ Under bfloat16 the fp32 master weight is split: the weight is its high half, rou
 low half is what that leaves, `bits - (high << 16)`, which fits into 16 bits for every finite number. So the master
 is exact and takes two bytes beside the weight instead of four.
 
-The update itself is torch's own functional AdamW on views, for both places of state and on every device: the equality
-is by construction, as long as pieces are cut at multiples of 1024 elements (see `groups`). Norm, clip factor and
+The update itself is torch's own functional AdamW on views, for both places of state and on every device (in a reduced
+format of the moments, which is not torch's, on them widened: see `moments`): the equality is by construction, as long as pieces are cut at multiples of 1024 elements (see `groups`). Norm, clip factor and
 whether the norm is finite stay on the device, so that the updates of a step are queued (see `pipeline`) before the host
 knows any of them. Over several ranks the chunks are those of this rank's slices. A step whose gradient norm is not
 finite changes nothing: no weight, no moment, no step count of AdamW. Each update leaves the gradients zero.
@@ -14,7 +14,8 @@ finite changes nothing: no weight, no moment, no step count of AdamW. Each updat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,10 +28,11 @@ from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.chunks import Chunk, Homes, state_elements
 from busbar.workloads.training.disk_tensor import DiskTensor, whole_pages
 from busbar.workloads.training.groups import FlatGroup, Piece
+from busbar.workloads.training.moments import narrow, widen
 from busbar.workloads.training.norm import Norm, ParameterNorm, clip_factor
 from busbar.workloads.training.pipeline import Pipeline
-from busbar.workloads.training.plan import MemoryPlan
-from busbar.workloads.training.settings import OptimizerSpec
+from busbar.workloads.training.plan import NARROW_RUN, MemoryPlan
+from busbar.workloads.training.settings import EXACT, INT8, OptimizerSpec
 
 
 def join(high: torch.Tensor, low: torch.Tensor, target: torch.Tensor) -> None:
@@ -95,7 +97,7 @@ class Optimizer(Protocol):
         """Wait until all that was queued is done. Raises what failed."""
 
     def atoms(self) -> Iterator[tuple[str, torch.Tensor | DiskTensor, slice]]:
-        """(name, piece of state, extent in the parameter) of all state: the plan-independent form."""
+        """(name, piece of state, extent in the whole parameter's) of all state: the plan-independent form."""
 
 
 class OffloadedAdamW:
@@ -121,7 +123,7 @@ class OffloadedAdamW:
         by_group = [(flat, list(homes.cut(flat))) for flat in groups]
         self.chunks = [chunk for _, chunks in by_group for chunk in chunks]
         self._halves = {id(chunk): _halves(chunk) for chunk in self.chunks}  # made once: it takes a while
-        size, owner = state_elements(plan.chunk_parameters, plan.dtype), "staging"
+        size, owner = state_elements(plan.chunk_parameters, homes.parts), "staging"
         if plan.on_disk:  # whole pages, which a disk reads and writes without a copy
             size, owner = whole_pages(size * 4) // 4, "disk"
         slots = [device.carve(owner, size, torch.float32) for _ in range(plan.slots)]
@@ -130,6 +132,13 @@ class OffloadedAdamW:
             device.carve("staging", plan.chunk_parameters, torch.float32)
             for _ in range(0 if plan.dtype == "float32" else 2)
         ]
+        self._state = plan.state
+        self._moments = [  # of a chunk in fp32, where they are not kept so
+            device.carve("staging", plan.chunk_parameters, torch.float32)
+            for _ in range(0 if plan.state == EXACT else 2)
+        ]
+        run = min(NARROW_RUN, plan.chunk_parameters) if plan.state == INT8 else 0
+        self._room = device.carve("staging", run, torch.float32)
         self.updates = 0  # AdamW's step count: skipped steps are not in it
         self.skipped = 0  # steps whose gradient norm was not finite
         # Held until the next step is queued: updates read its tensors on a stream of their own, beside the next forward
@@ -184,31 +193,45 @@ class OffloadedAdamW:
             if self.fused or not bool(step.bad):  # the kernel that is not fused always updates
                 if step.factor is not None:
                     gradients.mul_(step.factor)
-                for part in self._halves[id(chunk)]:
-                    self._adamw(chunk, part, state, step)
+                kept = chunk.tensors(state)
+                with self._wide_moments(chunk, kept) as moments:
+                    for part in self._halves[id(chunk)]:
+                        self._adamw(part, moments, kept.get("low"), step)
             gradients.zero_()  # while they are in the CPU's caches
 
-    def _adamw(self, chunk: Chunk, half: _Half, state: torch.Tensor, step: _Step) -> None:
+    @contextmanager
+    def _wide_moments(self, chunk: Chunk, kept: Mapping[str, torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+        """Both moments of a chunk in fp32, to be changed."""
+        if not self._moments:
+            yield [kept["m"], kept["v"]]
+            return
+        first, second = (room[: chunk.length] for room in self._moments)
+        widen(self._state, kept, first, second, self._room)
+        yield [first, second]
+        narrow(self._state, first, second, kept, self._room)
+
+    def _adamw(
+        self, half: _Half, moments: Sequence[torch.Tensor], low: torch.Tensor | None, step: _Step
+    ) -> None:
         pieces, weights, gradients = half.pieces, half.weights, half.gradients
-        parts = [chunk.parts(state, piece) for piece in pieces]
+        firsts, seconds = ([_of(piece, each) for piece in pieces] for each in moments)
+        lows = [] if low is None else [_of(piece, low) for piece in pieces]
         updated = weights
         if self._wide:  # bfloat16: update the fp32 master with the gradient in fp32, then split it again
-            wide, updated = (
-                [scratch[piece.offset :][: piece.length] for piece in pieces] for scratch in self._wide
-            )
-            for weight, part, master in zip(weights, parts, updated, strict=True):
-                join(weight, part[2], master)
+            wide, updated = ([_of(piece, scratch) for piece in pieces] for scratch in self._wide)
+            for weight, own_low, master in zip(weights, lows, updated, strict=True):
+                join(weight, own_low, master)
             for target, narrow in zip(wide, gradients, strict=True):
                 target.copy_(narrow)
             gradients = wide
         adamw(
             updated,
             gradients,
-            [part[0] for part in parts],
-            [part[1] for part in parts],
+            firsts,
+            seconds,
             [],
             # filled there, not copied there: on a GPU a copy of one number would wait for the whole queue
-            list(torch.full((len(pieces),), step.updates, device=self._step_device(state)).unbind()),
+            list(torch.full((len(pieces),), step.updates, device=self._step_device(moments[0])).unbind()),
             foreach=False,
             fused=self.fused,
             found_inf=step.bad if self.fused else None,
@@ -221,18 +244,20 @@ class OffloadedAdamW:
             maximize=False,
         )
         if self._wide:
-            for weight, part, master, spent in zip(weights, parts, updated, gradients, strict=True):
-                split(master, weight, part[2], spent)
+            for weight, own_low, master, spent in zip(weights, lows, updated, gradients, strict=True):
+                split(master, weight, own_low, spent)
 
-    def _step_device(self, state: torch.Tensor) -> torch.device:
-        return state.device if self.fused else torch.device("cpu")
+    def _step_device(self, moment: torch.Tensor) -> torch.device:
+        return moment.device if self.fused else torch.device("cpu")
 
     def atoms(self) -> Iterator[tuple[str, torch.Tensor | DiskTensor, slice]]:
         for chunk in self.chunks:
-            for piece in chunk.pieces:
-                extent = slice(piece.start, piece.start + piece.length)
-                for label, part in zip(("m", "v", "low"), chunk.kept_parts(piece), strict=False):
-                    yield f"{label}/{piece.member.name}", part, extent
+            yield from chunk.atoms()
+
+
+def _of(piece: Piece, flat: torch.Tensor) -> torch.Tensor:
+    """What a piece has of a tensor of its whole chunk."""
+    return flat[piece.offset :][: piece.length]
 
 
 def _halves(chunk: Chunk) -> list[_Half]:
@@ -240,7 +265,7 @@ def _halves(chunk: Chunk) -> list[_Half]:
     for decayed in (True, False):
         pieces = [piece for piece in chunk.pieces if piece.member.decayed is decayed]
         weights, gradients = (
-            [chunk.own(flat)[piece.offset :][: piece.length] for piece in pieces]
+            [_of(piece, chunk.own(flat)) for piece in pieces]
             for flat in (chunk.flat.own_weights, chunk.flat.own_gradients)
         )
         if pieces:

@@ -8,12 +8,13 @@ Device bytes (AdamW, P parameters, w bytes per weight: 4 for float32, 2 for bflo
     gradients     w P        kept until the global norm is known, for exact clipping; in fixed order once more
                              for every partial sum (see `division`). Divided among N ranks w P / N, and in fixed order
                              with several micro-batches per leaf w P more (see `gradient_shards`)
-    optimizer     s R / N    s = 8 (fp32 m and v), plus 2 for the low half of the master weight under bfloat16;
-                             R = parameters of the groups whose state is resident; N ranks share it evenly
+    optimizer     s R / N    s = 8 (fp32 m and v; 4 in bf16, 2.03 in int8), plus 2 for the low half of the master weight
+                             under bfloat16; R = parameters of the groups whose state is resident; N ranks share it evenly
     exchange      over several ranks or in fixed order: the largest group's gradients, and in fast order a rank's
                              slice of them beside; once more the largest group's where gradients are divided
     staging       slots x chunk x s, and under bfloat16 8 bytes per element of one chunk, for its gradient
-                             and its master weight in fp32; nothing when all state is resident in float32. Three slots
+                             and its master weight in fp32, and as much for its moments in a reduced format; nothing when
+                             all state is resident, exact and in float32. Three slots
                              are enough; in the gated schedule more are taken from what the device has left, up to
                              three quarters of what travels, because loads run during backward as far as there are slots
     activations   what forward and backward of one micro-batch keep alive at their worst moment, or an evaluation,
@@ -43,12 +44,22 @@ changes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from busbar.workloads.training.errors import InfeasiblePlan
-from busbar.workloads.training.settings import BLOCKING, GATED, GRADIENTS, OPTIMIZER, PARAMETERS
+from busbar.workloads.training.settings import (
+    BF16,
+    BLOCKING,
+    EXACT,
+    GATED,
+    GRADIENTS,
+    INT8,
+    OPTIMIZER,
+    PARAMETERS,
+)
 
 ALIGN_BYTES = 256
 PREPARATION_BYTES = (
@@ -71,6 +82,8 @@ AHEAD = (
 )  # of the travelling chunks may be loaded before the norm is known: backward is that part of a step at most
 MIN_CHUNK, MAX_CHUNK = 64 * 1024, 32 * 1024 * 1024  # parameters
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
+MOMENT_BYTES = {EXACT: 8.0, BF16: 4.0, INT8: 2 + 2 * 4 / 256}  # of a parameter, both (see `moments`)
+NARROW_RUN = 2**20  # moments that are made narrow at a time
 DIVIDED = {
     OPTIMIZER: "the optimizer's state",
     GRADIENTS: "gradients and the optimizer's state",
@@ -118,6 +131,7 @@ class Demand:
     swap_bytes: int | None = None  # the same when inputs of blocks are on the host; None: they cannot be
     swapped_bytes: int = 0  # of these
     memory_copies: int = 0  # of the state in host memory, beside the checkpoints (see `memory_copy`)
+    state: str = EXACT  # format of AdamW's moments: exact | bf16 | int8
     zeroth_order: bool = False  # there is no backward pass (see `zeroth_plan`)
     schedule: str = (
         AUTO  # gated, if updates run beside the next forward pass | blocking | auto: if state travels
@@ -150,10 +164,24 @@ class Demand:
         return WEIGHT_BYTES[self.dtype]
 
     @property
-    def state_bytes_per_parameter(self) -> int:
-        if self.zeroth_order:
-            return 0 if self.dtype == "float32" else 2
-        return 8 if self.dtype == "float32" else 10
+    def state_bytes_per_parameter(self) -> float:
+        """A multiple of 1/32."""
+        moments = 0.0 if self.zeroth_order else MOMENT_BYTES[self.state]
+        return moments + (0 if self.dtype == "float32" else 2)
+
+    def state_size(self, parameters: int) -> int:
+        """Bytes of the state of so many."""
+        return math.ceil(parameters * self.state_bytes_per_parameter)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What updates need beside the chunk: in fp32 its gradient and its master weight under bfloat16, and its moments where
+        they are not kept so; of `int8` also room to make them narrow."""
+        chunk = aligned(chunk_parameters(self) * 4)
+        narrow = 0 if self.state == EXACT else 2 * chunk
+        if self.state == INT8:
+            narrow += aligned(4 * min(NARROW_RUN, chunk_parameters(self)))
+        return narrow + (0 if self.dtype == "float32" else 2 * chunk)
 
     @property
     def exchange_bytes(self) -> int:
@@ -219,6 +247,7 @@ class MemoryPlan:
     on_disk: tuple[str, ...] = ()  # groups whose optimizer state is on a scratch disk
     disk_bytes: int = 0  # that it takes there
     why_mode: str = ""  # it was chosen; "": the job says so
+    state: str = EXACT  # the format of the moments
     sharding: str = OPTIMIZER  # what `ranks` divide among them
     ranks: int = 1
 
@@ -245,6 +274,7 @@ class MemoryPlan:
         chosen = f" ({self.why_mode})" if self.why_mode else ""
         rows = [f"mode {self.mode}{share}{chosen}", f"activations: {self.activations}, {self.why}"]
         rows += [f"schedule: {GATED if self.gated else BLOCKING}"]
+        rows += [f"moments: {self.state}"] if self.state != EXACT else []
         rows += [f"sharding: {DIVIDED[self.sharding]} among {self.ranks} ranks"] if self.ranks > 1 else []
         rows += [f"device {shown_bytes(self.device_bytes)} ({limit})"]
         rows += [f"  {owner:<12} {shown_bytes(size):>12}" for owner, size in self.device.items() if size]
@@ -267,6 +297,7 @@ class MemoryPlan:
             "activations": self.activations,
             "activationsWhy": self.why,
             "schedule": GATED if self.gated else BLOCKING,
+            "state": self.state,
             "sharding": self.sharding,
             "device": dict(self.device),
             "host": dict(self.host),
@@ -298,9 +329,7 @@ def lay_out(
     way = activations or (KEEP if demand.activations == AUTO else demand.activations)
     cut = len(demand.groups) - offloaded_groups
     resident, offloaded = demand.groups[:cut], demand.groups[cut:]
-    state = demand.state_bytes_per_parameter
-    chunk = chunk_parameters(demand)
-    scratch = 2 * aligned(chunk * 4) if demand.dtype != "float32" else 0
+    staged = aligned(demand.state_size(chunk_parameters(demand)))
     divides_weights = demand.divided == PARAMETERS
     weights = demand.group_bytes(demand.ranks if divides_weights else 1)
 
@@ -309,7 +338,7 @@ def lay_out(
         "parameters": weights,
         "gradients": demand.gradient_bytes,
         "optimizer": state_bytes(demand, resident),
-        "staging": slots * aligned(chunk * state) + scratch,
+        "staging": slots * staged + demand.scratch_bytes,
         "activations": max(demand.training_bytes(way) or 0, demand.evaluation_bytes, demand.merge_bytes),
     }
     if demand.frozen_bytes:
@@ -326,7 +355,7 @@ def lay_out(
         sum(device.values()),
         sum(host.values()) + own_checkpoint_bytes(demand) + copy_bytes(demand),
     )
-    device["staging"] += more * aligned(chunk * state)
+    device["staging"] += more * staged
     made = demand.model_bytes  # before it moves into the arena
     return assemble(
         demand,
@@ -335,7 +364,7 @@ def lay_out(
             mode=mode,
             dtype=demand.dtype,
             offloaded=tuple(group.name for group in offloaded),
-            chunk_parameters=chunk,
+            chunk_parameters=chunk_parameters(demand),
             slots=slots + more,
             device=device,
             host=host,
@@ -346,6 +375,7 @@ def lay_out(
             gated=is_gated(demand, offloaded),
             sharding=demand.divided,
             ranks=demand.ranks,
+            state=demand.state,
         ),
         made + (weights + device.get("slots", 0) + demand.frozen_bytes if limits.device_is_host else 0),
     )
@@ -382,9 +412,9 @@ def why_not_divided(demand: Demand) -> tuple[str, str]:
 
 def state_bytes(demand: Demand, groups: Sequence[GroupSize]) -> int:
     """The optimizer's state of `groups`, chunk by chunk."""
-    chunk, state = chunk_parameters(demand), demand.state_bytes_per_parameter
+    chunk = chunk_parameters(demand)
     return sum(
-        aligned(size * state)
+        aligned(demand.state_size(size))
         for group in groups
         for size in chunk_sizes(group.parameters // demand.ranks, chunk)
     )
@@ -392,7 +422,8 @@ def state_bytes(demand: Demand, groups: Sequence[GroupSize]) -> int:
 
 def checkpoint_bytes(demand: Demand) -> int:
     """Of all ranks."""
-    return demand.parameters * (demand.weight_bytes + demand.state_bytes_per_parameter) + RANDOM_STATE_BYTES
+    state = demand.state_size(demand.parameters)
+    return demand.parameters * demand.weight_bytes + state + RANDOM_STATE_BYTES
 
 
 def own_checkpoint_bytes(demand: Demand) -> int:
@@ -462,7 +493,7 @@ def _more_slots(
     if limits.device_is_host and limits.host_bytes is not None:
         room = min(room, limits.host_bytes - EVALUATION_BYTES - host_bytes - device_bytes)
     wanted = travelling * AHEAD[0] // AHEAD[1] - SLOTS
-    return max(0, min(wanted, room // aligned(chunk * demand.state_bytes_per_parameter)))
+    return max(0, min(wanted, room // aligned(demand.state_size(chunk))))
 
 
 def why_activations(demand: Demand, way: str) -> str:

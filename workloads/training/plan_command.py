@@ -147,7 +147,7 @@ def answer_for(
     from busbar.scheduler.fit.speed import again_ratio, hiding_tokens, tiles_ratio
     from busbar.workloads.training.division import divide
     from busbar.workloads.training.longest import longest_sequences
-    from busbar.workloads.training.plan import COPIES
+    from busbar.workloads.training.plan import COPIES, MOMENT_BYTES
     from busbar.workloads.training.settings import TILED, WHOLE
     from busbar.workloads.training.sizing import batch_shape
 
@@ -191,6 +191,12 @@ def answer_for(
             "wholeBytes": _logit_bytes(shape, replace(batch, loss=WHOLE)),
             "tiledBytes": _logit_bytes(shape, replace(batch, loss=TILED)),
             "computeRatio": tiles_ratio(shape, batch),
+        },
+        "state": {
+            "asked": spec.state,
+            "bytes": {
+                each: replace(demand, state=each).state_size(demand.parameters) for each in MOMENT_BYTES
+            },
         },
         "modes": modes,
         "hidingTokens": hiding_tokens(shape, batch, machine.accelerator),
@@ -284,6 +290,7 @@ def demand_of(
         recompute_bytes=recomputed,
         swap_bytes=swapped,
         swapped_bytes=swapped_activations(shape, batch),
+        state=batch.state,
         zeroth_order=batch.is_zeroth_order,
         schedule=schedule,
     )
@@ -371,6 +378,8 @@ def as_text(answer: Mapping[str, Any]) -> str:
     rows.append(_activations(answer["activations"]))
     if answer["logits"]["tiledBytes"] < answer["logits"]["wholeBytes"]:
         rows.append(_logits(answer["logits"]))
+    if len(set(answer["state"]["bytes"].values())) > 1:
+        rows.append(_state(answer["state"]))
     if answer["hidingTokens"] and answer["modes"][PARAMETER_OFFLOAD]["fits"]:
         rows.append(
             f"In {PARAMETER_OFFLOAD} a micro-batch of {answer['hidingTokens']:,} tokens hides the link to the host."
@@ -422,6 +431,11 @@ def _activations(answer: Mapping[str, Any]) -> str:
         f"Activations (now {answer['asked']}) take {kept} if they are kept, and {recomputed} if they are recomputed, with "
         f"{answer['computeRatio']:.2f} times the computation; swapped as well, {swapped} and {on_host} of the host."
     )
+
+
+def _state(answer: Mapping[str, Any]) -> str:
+    sizes = ", ".join(f"{_size(size)} {name}" for name, size in answer["bytes"].items())
+    return f"The optimizer's state (now {answer['asked']}) takes {sizes} in all; formats other than exact change the numbers."
 
 
 def _logit_bytes(shape: ModelShape, batch: BatchShape) -> int:

@@ -218,7 +218,7 @@ def _link(
     plan: MemoryPlan, demand: Demand, device: torch.device, make: Callable[[], Streams]
 ) -> tuple[float, float]:
     """Bytes per second down and up, both at once, in copies of a chunk."""
-    size = min(LINK_BYTES, plan.chunk_parameters * demand.state_bytes_per_parameter)
+    size = min(LINK_BYTES, demand.state_size(plan.chunk_parameters))
     pinned = device.type == "cuda"
     on_host = [torch.zeros(size, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
     there = [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2)]

@@ -12,6 +12,7 @@ from typing import Any
 GATED, BLOCKING = "gated", "blocking"
 ADAMW, ZEROTH_ORDER = "AdamW", "ZerothOrder"
 WHOLE, TILED = "whole", "tiled"
+EXACT, BF16, INT8 = "exact", "bf16", "int8"  # formats of AdamW's moments
 OPTIMIZER, GRADIENTS, PARAMETERS = "optimizer", "gradients", "parameters"  # ZeRO stages 1, 2 and 3
 
 
@@ -137,4 +138,5 @@ class EngineSpec:
     )
     order: str = "fast"  # in which gradients are added up: fast | fixed (see `division`)
     sharding: str = OPTIMIZER  # what is divided among the ranks of a gang: optimizer | gradients | parameters
+    state: str = EXACT  # exact | bf16 | int8: the format of the moments (see `moments`)
     scratch_disk_bytes: int = 0  # of the disk for temporary files, which optimizer state may take

@@ -22,6 +22,7 @@ def batch_shape(spec: EngineSpec) -> BatchShape:
         spec.loss,
         spec.scratch_disk_bytes,
         spec.optimizer.name,
+        spec.state,
     )
 
 

@@ -2,15 +2,15 @@
 
 Tensors stand in the file group by group in forward order, so that what the next update changes first is also copied
 first. The bytes are cut into blocks of one size, and a group's range of blocks is what an update of it waits for
-(see `capture`). Within a group wide types come first; what a weight has in narrow types (under bfloat16 its two
-halves) adds up to four bytes, so no tensor is misaligned.
+(see `capture`). Within a group wide types come first; what a weight has in types of two bytes adds up to four or eight,
+and what it has in one byte is rounded up to 256, so no tensor is misaligned.
 """
 
 from __future__ import annotations
 
 import bisect
 import queue
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,7 @@ from busbar.workloads.training.disk_tensor import DiskTensor
 from busbar.workloads.training.groups import FlatGroup
 from busbar.workloads.training.layout import Entry, Extent, Layout
 from busbar.workloads.training.loaded import READ_BYTES, Loaded
+from busbar.workloads.training.moments import elements_of
 from busbar.workloads.training.optimizer import Optimizer
 from busbar.workloads.training.plan import MemoryPlan
 
@@ -62,9 +63,16 @@ class Snapshot:
         tensors.sort(key=lambda item: (order[_parameter(item[0])], -item[1].itemsize))
         tensors += [(name, state.dtype, state.numel()) for name, state in random.items()]
         wholes = {member.name: member.parameter.numel() for flat in groups for member in flat.group.members}
-        extents = {name: Extent(part.start, wholes[_parameter(name)]) for name, (_, part) in own.items()}
+        extents = {
+            name: Extent(part.start, elements_of(_kind(name), wholes[_parameter(name)]))
+            for name, (_, part) in own.items()
+        }
         elements = {
-            **{f"{kind}/{name}": size for kind in _kinds(own) for name, size in wholes.items()},
+            **{
+                f"{kind}/{name}": elements_of(kind, size)
+                for kind in sorted({_kind(name) for name in own})
+                for name, size in wholes.items()
+            },
             **{name: state.numel() for name, state in random.items()},
         }
         self.layout = Layout.of(tensors, *((extents, elements) if ranks > 1 else ()))
@@ -154,8 +162,13 @@ def _own_parts(
     return found
 
 
+def _kind(name: str) -> str:
+    """`m` of a tensor such as `m/model.norm.weight`."""
+    return name.partition("/")[0]
+
+
 def _parameter(name: str) -> str:
-    """Of a tensor such as `m/model.norm.weight`."""
+    """`model.norm.weight` of it."""
     return name.partition("/")[2]
 
 
@@ -176,10 +189,6 @@ def _copies(device: torch.device) -> Stream:
     if device.type == "cuda":
         return CudaStream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
     return CallerStream()
-
-
-def _kinds(names: Iterable[str]) -> list[str]:
-    return sorted({name.partition("/")[0] for name in names})
 
 
 def _run(entry: Entry, source: torch.Tensor | DiskTensor, start: int) -> _Run:

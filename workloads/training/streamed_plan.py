@@ -3,7 +3,7 @@
     device    what stands around the blocks, with its gradients; WEIGHT_SLOTS slots for the weights of a block, more
               where the device has room, and GRADIENT_SLOTS for its gradients; activations, recomputed or swapped
     host      all weights, gradients and optimizer state; room for a block's gradients of a later micro-batch until
-              they are added up; what the update of bfloat16 weights needs beside its chunk
+              they are added up; what updates need beside their chunk, of bfloat16 weights and of reduced moments
     disk      the optimizer state of the last groups, as many as the host has no room for, if the job allows it some; then
               SLOTS chunks of state stand on the host while one is read, one updated and one written
 
@@ -101,7 +101,6 @@ def lay_out_streamed(
     weights = outer + sum(inner)
     cut = len(demand.groups) - groups_on_disk
     on_disk = demand.groups[cut:]
-    scratch = 2 * aligned(chunk * 4) if demand.dtype != "float32" else 0
     frozen_inside = sum(demand.frozen_in_blocks.values())
     least = min(WEIGHT_SLOTS, len(slots))
     device = {
@@ -116,11 +115,11 @@ def lay_out_streamed(
         "parameters": weights,
         "gradients": weights,
         "optimizer": state_bytes(demand, demand.groups[:cut]),
-        "staging": gradients + scratch,
+        "staging": gradients + demand.scratch_bytes,
         **swapped(demand, activations),
     }
     if on_disk:
-        host["disk"] = SLOTS * _pages(chunk * demand.state_bytes_per_parameter)
+        host["disk"] = SLOTS * _pages(demand.state_size(chunk))
     if frozen_inside:
         host["base"] = frozen_inside
     more = _more_slots(demand, limits, sum(device.values()), sum(host.values()), slot)
@@ -148,11 +147,12 @@ def lay_out_streamed(
             weight_slots=least + more,
             on_disk=tuple(group.name for group in on_disk),
             disk_bytes=sum(
-                _pages(size * demand.state_bytes_per_parameter)
+                _pages(demand.state_size(size))
                 for group in on_disk
                 for size in chunk_sizes(group.parameters, chunk)
             ),
             why_mode=why,
+            state=demand.state,
         ),
         demand.model_bytes + weights + frozen_inside + on_device,
     )

@@ -127,6 +127,22 @@ def test_inputs_on_their_way_cost_time_only_where_the_link_is_the_slower_one() -
     assert step_seconds(LLAMA_7B, SWAPPED, "resident", cpu) > step_seconds(LLAMA_7B, AGAIN, "resident", cpu)
 
 
+def test_reduced_moments_need_fewer_bytes_and_their_updates_more_time() -> None:
+    device, link = accelerator("H100"), "optimizer-offload"
+    assert device is not None
+    exact, bf16, int8 = (replace(BATCH, state=each) for each in ("exact", "bf16", "int8"))
+    on_host = [memory(LLAMA_7B, each, link).host_bytes for each in (exact, bf16, int8)]
+    assert on_host[0] - on_host[1] == pytest.approx(4 * LLAMA_7B.parameters, rel=0.001)
+    assert on_host[0] - on_host[2] == pytest.approx((8 - 2.03125) * LLAMA_7B.parameters, rel=0.001)
+    resident = [memory(LLAMA_7B, each, "resident").device_bytes for each in (exact, bf16, int8)]
+    assert resident[0] > resident[1] > resident[2]
+    seconds = [step_seconds(LLAMA_7B, each, "resident", device) for each in (exact, bf16, int8)]
+    assert seconds[0] < seconds[1] < seconds[2] < 1.5 * seconds[0]
+    offloaded = [step_seconds(LLAMA_7B, each, link, device) for each in (exact, bf16, int8)]
+    assert offloaded[0] > offloaded[1] > offloaded[2]  # the link is what they wait for
+    assert len({workload_class(LLAMA_7B, each) for each in (exact, bf16, int8)}) == 3
+
+
 def test_auto_counts_what_the_engine_will_do_on_the_device() -> None:
     mode, gib = "optimizer-offload", 2**30
     kept = memory(LLAMA_7B, KEPT, mode).device_bytes
