@@ -4,9 +4,9 @@ The port has three roles, each with a bearer that is valid for no other:
 
     read      GET /status, /metrics and all paths not listed below    the operator's polls
     infer     /v1/…, /resume, /tokenize, /detokenize                   the gateway, and vLLM's one API key
-    command   POST /checkpoint, /drain, /sleep, /wake_up, loading      the operator's commands, and what
-              and unloading adapters, and /migrate with what is        replicas of one service tell each other
-              below it
+    command   POST /checkpoint, /drain, /sleep, /wake_up,              the operator's commands, and what
+              /kv_shares, loading and unloading adapters, and          replicas of one service tell each other
+              /migrate with what is below it
 
 Inference has its own bearer because the gateway keeps its routes on disk and vLLM may print its key: neither leak must
 allow stopping a replica. Each bearer is derived from the chart's key and the object's uid, so the owner of the key
@@ -44,7 +44,7 @@ class Role(StrEnum):
 Bearers = Mapping[Role, str]
 
 _OPEN = frozenset({"/health", "/ready"})
-_COMMANDS = frozenset({"/checkpoint", "/drain", "/migrate", "/sleep", "/wake_up"})
+_COMMANDS = frozenset({"/checkpoint", "/drain", "/kv_shares", "/migrate", "/sleep", "/wake_up"})
 _COMMANDS |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
 _INFERENCE = frozenset({"/resume", "/tokenize", "/detokenize"})
 

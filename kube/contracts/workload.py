@@ -33,6 +33,8 @@ CHECKPOINT_PATH = "/checkpoint"
 DRAIN_PATH = "/drain"
 """Of a serving pod with `{"peers": [addresses]}`: streams that can be moved go on there."""
 MIGRATE_PATH = "/migrate"
+KV_SHARES_PATH = "/kv_shares"
+"""Of a serving pod of the builtin engine, with `KvShares`: those of its tenants from now on."""
 SLEEP_PATH = "/sleep"
 """Without a level: 1, with the weights in host memory."""
 WAKE_PATH = "/wake_up"
@@ -298,6 +300,20 @@ class TenantBlocks(WireModel):
     most: int = Field(ge=0)
 
 
+class KvShare(WireModel):
+    """Of the KV cache of one replica, for one tenant: parts of 1."""
+
+    tenant: Annotated[str, Field(min_length=1, max_length=253)]
+    guaranteed: float = Field(default=0.0, ge=0, le=1)
+    most: float = Field(default=1.0, ge=0, le=1)
+
+
+class KvShares(WireModel):
+    """The body of `POST /kv_shares`: all of them; who is not named has none."""
+
+    tenants: list[KvShare] = Field(max_length=256)
+
+
 class PhaseSeconds(WireModel):
     """What an engine has spent its time on since its start."""
 
@@ -320,6 +336,10 @@ class ServingStatus(WireModel):
     kv_blocks_free: int = 0
     kv_tenants: list[TenantBlocks] = Field(default_factory=list)
     """Tenants with a share of the KV cache of their own."""
+    kv_shares: list[KvShare] | None = Field(default=None, max_length=256)
+    """Those that the operator asked for last, at the start or since; None: it cannot be asked."""
+    kv_shares_refused: Annotated[str, Field(max_length=1024)] = ""
+    """Why they are not kept, and the former ones are; empty: they are."""
     requests_total: int = 0
     tokens_total: int = 0
     adapters: list[AdapterReport] = Field(default_factory=list, max_length=64)

@@ -21,7 +21,7 @@ from busbar.kube.types.meta import (
     short_name_rule,
 )
 from busbar.kube.types.rules import Rule, exactly_one_of, immutable
-from busbar.kube.types.service_access import SAME_KV_QUOTAS, Access
+from busbar.kube.types.service_access import Access
 from busbar.kube.types.service_status import ModelServiceStatus
 from busbar.kube.types.shape import AcceleratorList, PodShape
 
@@ -253,11 +253,6 @@ class ModelServiceSpec(SpecModel):
         immutable("maxModelLen", while_running=True),
         immutable("kvCacheMemory", while_running=True),
         immutable("adapters", while_running=True),
-        Rule(
-            cel=f"oldSelf.suspend || ({SAME_KV_QUOTAS})",
-            message="guaranteedKv and maxKv of spec.access can change only while spec.suspend is true, because replicas"
-            " read them at their start; suspend the object first",
-        ),
     )
 
     model: ServedModel = Field(description="Which weights. It can change while the service is suspended.")

@@ -30,6 +30,8 @@ class ConditionType(StrEnum):
     """`spec.replicas` or `spec.scaling.external` of a service decides the number of its replicas, not Busbar."""
     NODE_SHORTAGE = "NodeShortage"
     """A service lacks nodes, or names a type that no pool has; absent until it first does."""
+    KV_SHARES_KEPT = "KvSharesKept"
+    """False: a replica cannot keep the shares of its KV cache that `spec.access` asks for. Absent: all do."""
 
 
 class Reason(StrEnum):
@@ -98,6 +100,8 @@ class Reason(StrEnum):
     """Neither is set."""
     NODE_SHORTAGE = "NodeShortage"
     """Replicas of a service find no room that more nodes would not give."""
+    KV_SHARES_REFUSED = "KvSharesRefused"
+    """A replica keeps the former shares of its KV cache, because it cannot keep the new ones."""
     ACCELERATOR_WITHOUT_POOL = "AcceleratorWithoutPool"
     """`spec.accelerators` names a type that no AcceleratorPool has."""
     NODES_SUFFICE = "NodesSuffice"

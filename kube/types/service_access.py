@@ -31,10 +31,13 @@ class AllowedTenant(SpecModel):
     )
     guaranteed_kv: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None,
-        description="Part of each replica's KV cache that it always gets; others use it while it is idle.",
+        description="Part of each replica's KV cache that it always gets; others use it while it is idle. It may change while "
+        "replicas serve.",
     )
     max_kv: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, description="Most of each replica's KV cache that it may hold; absent: all."
+        default=None,
+        description="Most of each replica's KV cache that it may hold; absent: all. It may change while "
+        "replicas serve; requests that were taken before run to their ends.",
     )
 
     @property
@@ -64,19 +67,3 @@ class Access(SpecModel):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
     ] = Field(description="These tenants; they ask for it as NAMESPACE/NAME.")
-
-
-def _kv_quotas(of: str, value: str) -> str:
-    """CEL: a value of each tenant with a part of the KV cache, or nothing where no other tenant may use the service."""
-    tenants = f"{of}.access.tenants.filter(t, has(t.guaranteedKv) || has(t.maxKv))"
-    return f"(has({of}.access) ? {tenants}.map(t, {value}) : [])"
-
-
-SAME_KV_QUOTAS = " && ".join(
-    f"{_kv_quotas('self', value)} == {_kv_quotas('oldSelf', value)}"
-    for value in (
-        "t.name",
-        "has(t.guaranteedKv) ? t.guaranteedKv : 0.0",
-        "has(t.maxKv) ? t.maxKv : 1.0",
-    )
-)

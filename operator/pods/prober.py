@@ -132,19 +132,19 @@ class Prober:
         ):
             return
         answers[post.uid] = False
-        task = asyncio.get_running_loop().create_task(self._posting(post, pod, self._told(peers)))
+        task = asyncio.get_running_loop().create_task(self._posting(post, pod, self._told(post, peers)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _told(self, peers: Sequence[Pod]) -> dict[str, list[str]] | None:
-        """The body that tells a pod of others; those that may not be called are left out."""
+    def _told(self, post: PostToPod, peers: Sequence[Pod]) -> dict[str, Any] | None:
+        """The body, which also tells a pod of others; those that may not be called are left out."""
         found = []
         for peer in peers:
             with suppress(ProbeRefused):
                 found.append(address_of(peer, self._node(peer.node), self._ranges))
-        return {"peers": found} if found else None
+        return {**(post.body or {}), **({"peers": found} if found else {})} or None
 
-    async def _posting(self, post: PostToPod, pod: Pod, body: dict[str, list[str]] | None) -> None:
+    async def _posting(self, post: PostToPod, pod: Pod, body: dict[str, Any] | None) -> None:
         end = asyncio.get_running_loop().time() + post.timeout_s
         told = {"pod": str(pod.key), "path": post.path}
         answered = False

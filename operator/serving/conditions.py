@@ -7,7 +7,8 @@ target, because the object then does not reach what its spec asks for, although 
 ``managedFields`` out. Two writers that disagree show in the history: the number goes up and down within minutes, which
 no single autoscaler with a window for going down does.
 
-``NodeShortage`` is there once nodes were missing (``shortage.py``).
+``NodeShortage`` is there once nodes were missing (``shortage.py``), and ``KvSharesKept`` while a replica cannot keep the shares
+of the spec.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from busbar.kube.types import Condition, ServicePhase
 from busbar.kube.types.reasons import ConditionType, Reason
 from busbar.kube.types.service_status import ScalingCause, ScalingDecision
 from busbar.operator.serving.external import external_words, unusable
+from busbar.operator.serving.kv_shares import refused_shares
 from busbar.operator.serving.view import ServiceView
 from busbar.operator.write.status import clip, conditions
 
@@ -32,6 +34,7 @@ NOTICED = (
     Reason.EXTERNAL_TARGET_ALTERNATES,
     Reason.EXTERNAL_TARGET_UNUSABLE,
     Reason.NODE_SHORTAGE,
+    Reason.KV_SHARES_REFUSED,
     Reason.ACCELERATOR_WITHOUT_POOL,
 )
 """Reasons that are also told by an event."""
@@ -56,11 +59,13 @@ def conditions_of(
 
     unreachable = _unreachable(view) if phase in (ServicePhase.READY, ServicePhase.IDLE) else ""
     ready = (False, Reason.TARGET_UNREACHABLE, unreachable)
+    refused = refused_shares(view)
     return [
         made(ConditionType.READY, *(ready if unreachable else (phase in READY_PHASES, reason, message))),
         made(ConditionType.RUNNING, running, reason, message),
         made(ConditionType.EXTERNALLY_SCALED, *_external(view, history)),
         *([made(ConditionType.NODE_SHORTAGE, *lacks)] if lacks is not None else []),
+        *([made(ConditionType.KV_SHARES_KEPT, False, Reason.KV_SHARES_REFUSED, refused)] if refused else []),
     ]
 
 

@@ -24,6 +24,7 @@ from busbar.operator.pods import manifests
 from busbar.operator.serving import warm
 from busbar.operator.serving.conditions import new_problems
 from busbar.operator.serving.engine_mode import engine_mode
+from busbar.operator.serving.kv_shares import ask_for_shares
 from busbar.operator.serving.replicas import kept_pods, startable, wanted_indexes
 from busbar.operator.serving.scaling import desired_replicas
 from busbar.operator.serving.status import is_scaling, status_of
@@ -43,7 +44,8 @@ def reconcile(view: ServiceView, decisions: tuple[Decision, ...] = ()) -> Servic
     notices += tuple(told)
     started, modes = _start(view, decisions)
     notices += tuple((Reason.MODE_CHOSEN, why) for why in modes)
-    actions = [*_leave(view, kept | asleep), *slept, *_clean(view), *_lift(view), *started]
+    shares = ask_for_shares(view)
+    actions = [*_leave(view, kept | asleep), *slept, *shares, *_clean(view), *_lift(view), *started]
     desired, why, scaling = desired_replicas(
         view.service,
         view.demand,

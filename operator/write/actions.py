@@ -6,6 +6,7 @@ means, a gate is removed only if it is still there, and an apply contains every 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +117,7 @@ class PostToPod:
     timeout_s: float
     repeats: bool = False  # it may be asked again after its answer; else once in the pod's life
     peers: tuple[Key, ...] = ()  # pods whose addresses it is told, to go on there with what runs
+    body: Mapping[str, Any] | None = None  # what else it is told
 
 
 Action = Create | Delete | LiftGate | PinAndUngate | Patch | TaintNode | Apply | PostToPod

@@ -731,21 +731,6 @@ SERVICE = (
         )
         for name, change in _SERVICE_FIELDS
     ),
-    *(
-        Row(
-            m.model_service_from_weights,
-            "spec",
-            "guaranteedKv and maxKv of spec.access can change only while spec.suspend is true",
-            {"spec/access": changed},
-            {"spec/access": _shared(guaranteedKv=0.25, weight=2, tokensPerMinute=5)},
-            RUNNING,
-        )
-        for changed in (
-            _shared(guaranteedKv=0.25, maxKv=0.75),
-            _shared(guaranteedKv=0.125, maxKv=0.5),
-            _shared(),
-        )
-    ),
     Row(
         m.model_service,
         "spec.model",
@@ -1009,9 +994,9 @@ STAYS_MUTABLE = (
         for name, change in _SERVICE_FIELDS
     ),
     (
-        "a suspended service changes its tenants' KV cache",
+        "a running service changes its tenants' KV cache",
         m.model_service_from_weights,
-        SUSPENDED,
+        RUNNING,
         {"spec/access": _shared(maxKv=0.5)},
     ),
     (

@@ -66,9 +66,9 @@ async def test_a_requests_priority_reaches_the_scheduler(
     seen: list[int] = []
     add = loaded.core.scheduler.add
 
-    def note(sequence: Sequence) -> None:
+    def note(sequence: Sequence, *, admitted: bool) -> None:
         seen.append(sequence.priority)
-        add(sequence)
+        add(sequence, admitted=admitted)
 
     monkeypatch.setattr(loaded.core.scheduler, "add", note)
     body = {"model": "tiny", "max_tokens": 1, "n": 2}

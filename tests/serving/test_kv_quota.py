@@ -197,3 +197,100 @@ def test_guarantees_and_limits_hold_and_everything_ends(
     assert scheduler.idle
     assert all(len(s.tokens) == s.max_total for s in todo)
     assert scheduler.pool.free == scheduler.pool.total
+
+
+def test_a_request_that_its_tenant_may_not_hold_any_more_runs_to_its_end() -> None:
+    scheduler = make(20, {})
+    large, small = sequence(0, A, 30, 30), sequence(1, A, 8, 8)
+    for each in (large, small):
+        scheduler.add(each)
+    run_step(scheduler)
+    scheduler.change_quotas({"a": Quota(most=0.25), "b": Quota(guaranteed=0.5)})
+    assert (scheduler.quotas.limit("a"), scheduler.quotas.most("a")) == (5, 15)
+    with pytest.raises(ValueError, match="does not fit the 20 tokens"):
+        scheduler.add(sequence(2, A, 16, 5))
+    late = sequence(3, A, 16, 20)  # it was taken a moment before
+    scheduler.add(late, admitted=True)
+    while not scheduler.idle:
+        run_step(scheduler)
+    assert [len(s.tokens) for s in (large, small, late)] == [60, 16, 36]
+    assert scheduler.quotas.most("a") == 5
+
+
+def test_a_held_request_goes_on_under_the_quotas_that_it_was_taken_under() -> None:
+    scheduler = make(20, {})
+    held = sequence(0, A, 30, 30)
+    scheduler.add(held)
+    run_step(scheduler)
+    scheduler.hold(held)
+    scheduler.change_quotas({"a": Quota(most=0.25)})
+    scheduler.let_go(held)
+    while not scheduler.idle:
+        run_step(scheduler)
+    assert len(held.tokens) == 60
+
+
+def test_a_guarantee_that_grows_is_taken_from_the_borrowers_at_once() -> None:
+    scheduler = make(20, {})
+    for order in range(4):
+        scheduler.add(sequence(order, A, 16, 16))
+    run_step(scheduler)
+    scheduler.change_quotas({"b": Quota(guaranteed=0.5)})
+    scheduler.add(sequence(9, B, 36, 2))
+    step = run_step(scheduler)
+    assert [s.owner for s in step.joined] == [B]
+    assert len(step.preempted) == 2
+
+
+def test_quotas_that_cannot_be_kept_leave_the_old_ones() -> None:
+    scheduler = make(20, {"a": Quota(most=0.25)})
+    with pytest.raises(SettingsError, match="add up to 110 %"):
+        scheduler.change_quotas({"a": Quota(0.6), "b": Quota(0.5)})
+    assert scheduler.quotas.tenants == ["a"]
+    assert scheduler.quotas.most("a") == 5
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    blocks=st.integers(6, 24),
+    changes=st.lists(
+        st.tuples(st.integers(0, 20), st.integers(0, 5), st.integers(0, 5), st.integers(2, 10)),
+        min_size=1,
+        max_size=6,
+    ),
+    host=st.integers(0, 8),
+    arrivals=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(1, 12), st.integers(1, 12), st.integers(0, 20)),
+        min_size=1,
+        max_size=14,
+    ),
+)
+def test_everything_ends_however_quotas_change(
+    blocks: int,
+    changes: list[tuple[int, int, int, int]],
+    host: int,
+    arrivals: list[tuple[int, int, int, int]],
+) -> None:
+    scheduler = make(blocks, {}, budget=16, running=8, host=host)
+    owners, taken = (A, B, C), list[Sequence]()
+    for tick in range(4000):
+        for at, first, second, most in changes:
+            if at == tick:
+                quotas = {"a": Quota(min(first, most) / 10, most / 10), "b": Quota(second / 10)}
+                scheduler.change_quotas(quotas)
+        for order, (who, prompt, output, at) in enumerate(arrivals):
+            new = sequence(order, owners[who], prompt, output)
+            need = -(-new.max_total // SIZE)
+            if at == tick and need <= scheduler.quotas.limit(new.owner.tenant):
+                scheduler.add(new)
+                taken.append(new)
+        if scheduler.idle and tick > 20:
+            break
+        before = dict(scheduler.pool.held)
+        run_step(scheduler)
+        for name in "abc":
+            assert scheduler.pool.held[name] <= max(scheduler.quotas.most(name), before.get(name, 0))
+    assert scheduler.idle
+    assert all(len(s.tokens) == s.max_total for s in taken)
+    assert scheduler.pool.free == scheduler.pool.total
+    assert all(scheduler.quotas.most(name) == scheduler.quotas.limit(name) for name in "abc")

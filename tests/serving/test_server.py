@@ -361,6 +361,36 @@ def test_status_is_what_the_operator_reads(server: Running) -> None:
     assert len(json.dumps(status)) < 4096
 
 
+def test_shares_of_the_cache_change_while_it_serves(server: Running) -> None:
+    told = server.status
+    total = told()["kvBlocksTotal"]
+    assert (told()["kvShares"], told()["kvSharesRefused"], told()["kvTenants"]) == ([], "", [])
+    asked = [{"tenant": "guest", "guaranteed": 0.5, "most": 1.0}, {"tenant": "sales", "most": 0.25}]
+    assert server.post("/kv_shares", {"tenants": asked})[::2] == (200, {"refused": ""})
+    assert {row["tenant"]: (row["guaranteed"], row["most"]) for row in told()["kvTenants"]} == {
+        "guest": (total // 2, total),
+        "sales": (0, total // 4),
+    }
+    refused = server.post("/kv_shares", {"tenants": [{"tenant": "sales", "most": 1e-9}]})[2]["refused"]
+    assert "less than one block" in refused
+    assert told()["kvSharesRefused"] == refused
+    assert told()["kvShares"] == [{"tenant": "sales", "guaranteed": 0.0, "most": 1e-9}]
+    assert len(told()["kvTenants"]) == 2  # as before
+    for body, said in (
+        ({"tenants": [{"tenant": "a"}, {"tenant": "a"}]}, "'a' is named twice"),
+        ({"tenants": [{"tenant": "a", "most": 2}]}, "tenants.0.most"),
+        ([], "the body"),
+    ):
+        status, _, answer = server.post("/kv_shares", body)
+        assert (status, said in answer["error"]["message"]) == (400, True)
+    generated = server.post("/v1/completions", {"model": MODEL, "prompt": PROMPT, "max_tokens": 2})
+    assert generated[0] == 200
+    assert b'tenant="guest"' in server.get("/metrics")[2]
+    assert server.post("/kv_shares", {"tenants": []})[2] == {"refused": ""}
+    assert told()["kvTenants"] == told()["kvShares"] == []
+    assert b'tenant="guest"' not in server.get("/metrics")[2]
+
+
 def test_a_tenant_is_believed_with_the_bearer_and_shares_only_its_own_cache(server: Running) -> None:
     def cached(tenant: str, salt: str = "") -> int:
         body = {"model": MODEL, "prompt": "def shared(a, b):\n" * 8, "max_tokens": 1, "cache_salt": salt}

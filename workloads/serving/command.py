@@ -228,6 +228,7 @@ def serve(
     )
 
     try:
+        own_quotas = tuple(map(parse_quota, kv_quotas))
         settings = ServerSettings(
             engine=EngineSettings(
                 model_dir=directory,
@@ -235,7 +236,7 @@ def serve(
                 host_kv_bytes=0
                 if host_kv_memory is None
                 else parse_bytes(host_kv_memory, "--host-kv-memory"),
-                kv_quotas=tuple(map(parse_quota, kv_quotas)),
+                kv_quotas=own_quotas,
                 max_model_len=max_model_len,
                 max_running=max_running,
                 max_batched_tokens=max_batched_tokens,
@@ -257,6 +258,7 @@ def serve(
                 adapter_bytes=parse_bytes(adapter_memory, "--adapter-memory"),
                 adapter_root=adapter_root,
             ),
+            fixed_kv_quotas=own_quotas,
             model_id=model_id or directory.resolve().name,
             host=host,
             port=port,

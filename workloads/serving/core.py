@@ -7,7 +7,7 @@ free before the next plan. The clock is an argument, so tests need no waiting.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Tokens
 from math import inf
 
@@ -30,6 +30,7 @@ from busbar.workloads.serving.metrics import Metrics
 from busbar.workloads.serving.mover import BlockMover
 from busbar.workloads.serving.prefix import salt_of
 from busbar.workloads.serving.prompt_logprobs import PromptLogprobs
+from busbar.workloads.serving.quota import Quota
 from busbar.workloads.serving.runner import Runner
 from busbar.workloads.serving.sampler import Draw, Sampled, sample
 from busbar.workloads.serving.sampling import Randomness, SamplingParams, TokenLogprob
@@ -106,8 +107,16 @@ class EngineCore:
 
     def context_limit(self, tenant: str = "") -> int:
         """The longest prompt plus output, in tokens: the model's, or less where a quota allows the tenant no more."""
-        most = self.scheduler.quotas.most(tenant) * self.scheduler.limits.block_tokens
+        most = self.scheduler.quotas.limit(tenant) * self.scheduler.limits.block_tokens
         return min(self.max_model_len, most)
+
+    def change_quotas(self, quotas: Mapping[str, Quota]) -> None:
+        """Other quotas of the KV cache, from the next step on. Raises SettingsError."""
+        before = self.scheduler.quotas.tenants
+        self.scheduler.change_quotas(quotas)
+        for tenant in before:
+            if tenant not in quotas:
+                self.metrics.forget_tenant(tenant)
 
     def admissible(self, prompt_len: int, max_tokens: int, tenant: str = "") -> None:
         """Raises BadRequest when the request can never run. Safe to call from any thread."""
@@ -285,7 +294,7 @@ class EngineCore:
         history: History | None,
         arrived_s: float,
     ) -> None:
-        self.scheduler.add(sequence)
+        self.scheduler.add(sequence, admitted=True)
         self.requests_total += 1
         if sequence.adapter is not None:
             self.metrics.adapter_request(sequence.adapter.name)

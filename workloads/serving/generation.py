@@ -60,8 +60,11 @@ async def prepare(
     loaded: Loaded,
     terms: StreamTerms | None = None,
     tenant: str = "",
+    *,
+    resumed: bool = False,
 ) -> list[Job]:
-    """Tokens and final sampling parameters of every prompt; BadRequest when one cannot run."""
+    """Tokens and final sampling parameters of every prompt; BadRequest when one cannot run. A `resumed` one was taken by
+    another replica, maybe under other quotas of the KV cache."""
     core, wanted = loaded.core, body.wanted
     _check_tokens(wanted.params, loaded.arch.vocab_size)
     if wanted.allowed_token_ids is not None or wanted.bad_words:
@@ -95,7 +98,7 @@ async def prepare(
         room = core.context_limit(tenant) - len(ids)
         default = max(1, room if isinstance(body, ChatBody) else min(room, COMPLETION_MAX_TOKENS))
         params = replace(wanted.params, max_tokens=wanted.max_tokens or default)
-        core.admissible(len(ids), params.max_tokens, tenant)
+        core.admissible(len(ids), params.max_tokens, "" if resumed else tenant)
         for number in range(wanted.n):
             # A prompt counts once, and equal seeds would give n times the same answer.
             seed = None if terms is None else terms.seed + len(jobs)

@@ -7,6 +7,7 @@ updates come from the engine thread; a scrape may come from any.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -221,6 +222,11 @@ class Metrics:
 
     def tenant_blocks(self, tenant: str, blocks: int) -> None:
         self._tenant_blocks.labels(*self._values, tenant).set(blocks)
+
+    def forget_tenant(self, tenant: str) -> None:
+        """It has no quota any more."""
+        with suppress(KeyError):  # no step has told of it yet
+            self._tenant_blocks.remove(*self._values, tenant)
 
     def sleeping(self, level: int) -> None:
         for number, name in enumerate(SLEEP_STATES):

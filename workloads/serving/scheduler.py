@@ -40,7 +40,7 @@ from busbar.workloads.serving.fairness import CACHED, OUTPUT, PROMPT, Counters, 
 from busbar.workloads.serving.giving_way import GivingWay
 from busbar.workloads.serving.preemption import Preemption
 from busbar.workloads.serving.prefix import extend_names, name_of_part
-from busbar.workloads.serving.quota import Quotas
+from busbar.workloads.serving.quota import Quota, Quotas
 from busbar.workloads.serving.sequence import Chunk, Sequence, State, Step
 from busbar.workloads.serving.under_way import UnderWay
 
@@ -104,6 +104,8 @@ class Scheduler:
         )
         self._under_way = UnderWay(limits.block_tokens, limits.prefix_cache)
         self.giving_way = GivingWay(self.places, self.running, self._preemption.turn)
+        self._held: set[Sequence] = set()
+        self._oversized: set[Sequence] = set()  # they need more than their tenant may hold now
         self.cache_queries = 0
         """Prompt tokens of all that joined first."""
         self.cache_hits = 0
@@ -118,7 +120,8 @@ class Scheduler:
     def idle(self) -> bool:
         return not self.running and not self.waiting and not self.fetching
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: Sequence, *, admitted: bool = False) -> None:
+        """Raises ValueError for one that could never run. `admitted`: it was told that it could, maybe under other quotas."""
         if not sequence.tokens:
             raise ValueError("a sequence needs at least one token")
         if sequence.max_total > self.capacity_tokens:
@@ -126,15 +129,34 @@ class Scheduler:
                 f"a sequence of up to {sequence.max_total} tokens does not fit the KV cache of "
                 f"{self.capacity_tokens} tokens even alone"
             )
-        most = self.quotas.most(sequence.owner.tenant)
+        most = self.quotas.limit(sequence.owner.tenant)
         if self._blocks_for(sequence.max_total) > most:
-            raise ValueError(
-                f"a sequence of up to {sequence.max_total} tokens does not fit the {most * self.limits.block_tokens} "
-                "tokens of the KV cache that its tenant may hold"
-            )
+            if not admitted:
+                raise ValueError(
+                    f"a sequence of up to {sequence.max_total} tokens does not fit the {most * self.limits.block_tokens} "
+                    "tokens of the KV cache that its tenant may hold"
+                )
+            self._oversized.add(sequence)
+            self._keep()
         self.counters.join(sequence.owner)
         self.places.join(sequence.owner)
         self.waiting.append(sequence)
+
+    def change_quotas(self, quotas: Mapping[str, Quota]) -> None:
+        """From the next step on; see `Quotas.change`."""
+        self.quotas.change(quotas)
+        known = (*self.waiting, *self.fetching, *self.running, *self._held)
+        self._oversized = {
+            s for s in known if self._blocks_for(s.max_total) > self.quotas.limit(s.owner.tenant)
+        }
+        self._keep()
+
+    def _keep(self) -> None:
+        needs: dict[str, int] = {}
+        for sequence in self._oversized:
+            tenant, need = sequence.owner.tenant, self._blocks_for(sequence.max_total)
+            needs[tenant] = max(need, needs.get(tenant, 0))
+        self.quotas.keep(needs)
 
     def forget(self) -> None:
         """Drops the prefix cache: the blocks' content is gone. Only while nothing runs or waits."""
@@ -168,14 +190,20 @@ class Scheduler:
             self.counters.leave(sequence.owner)
         sequence.state = State.FINISHED
         self._release(sequence)
+        self._held.discard(sequence)
+        if sequence in self._oversized:
+            self._oversized.remove(sequence)
+            self._keep()
 
     def hold(self, sequence: Sequence) -> None:
         """Takes a running sequence out of the batch with its blocks, until `let_go` or `finish`."""
         self._stop(sequence)
+        self._held.add(sequence)
         sequence.state = State.HELD
 
     def let_go(self, sequence: Sequence) -> None:
         """A held sequence runs on."""
+        self._held.discard(sequence)
         sequence.state = State.RUNNING
         self.running.append(sequence)
 

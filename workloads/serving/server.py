@@ -6,6 +6,7 @@
     POST /tokenize /detokenize /resume                                         the same
     GET  /status /metrics /load /version /is_sleeping                          the bearer for reading
     POST /drain /sleep /wake_up /v1/load_lora_adapter /v1/unload_lora_adapter  the bearer for commands
+    POST /kv_shares                                                            the same
     POST /migrate /migrate/begin /migrate/blocks /migrate/commit               the same
 
 `busbar serve` takes one bearer for all of them, or none: then all are open.
@@ -65,6 +66,7 @@ from busbar.workloads.serving.http_request import (
     refusal,
     request_id_of,
 )
+from busbar.workloads.serving.kv_shares import KvShareRoute
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.migrate_in import Arrivals
 from busbar.workloads.serving.migrate_out import Departures, Movable, peers_in
@@ -102,6 +104,7 @@ class Server:
         self._generating = 0
         self._numbers = itertools.count()
         self._models = ServedModels(settings, engine, int(time.time()))
+        self._kv_shares = KvShareRoute(engine, settings)
         name = uuid.uuid4().hex
         self.departures = Departures(engine, name, settings, self._count_migration)
         self.arrivals = Arrivals(engine, name, settings.model_id, self._models, self._taking)
@@ -118,6 +121,7 @@ class Server:
                 web.get("/version", self.version),
                 web.post("/drain", self.drain),
                 *SleepRoutes(self.engine, self._check_quiet).routes(),
+                *self._kv_shares.routes(),
                 web.post(MIGRATE_PATH, self.departures.migrate),
                 *self.arrivals.routes(),
                 web.post(LOAD_PATH, self.load_adapter),
@@ -171,7 +175,7 @@ class Server:
         if loaded is None:
             return status
         core = loaded.core
-        return status.model_copy(
+        return self._kv_shares.told(status).model_copy(
             update={
                 "kv_blocks_total": core.scheduler.pool.total,
                 "kv_blocks_free": core.scheduler.pool.free,
@@ -298,7 +302,8 @@ class Server:
         loaded, terms = self._loaded(), self._terms(request)
         owner, wanted = self._owner(request), body.wanted
         with responses_request.names_of(body):
-            jobs = await prepare(body, request_id, loaded, terms, owner.tenant)
+            resumes = resumed is not None
+            jobs = await prepare(body, request_id, loaded, terms, owner.tenant, resumed=resumes)
         answer = envelope(body, request_id, body.wanted.model, loaded, terms)
         headers = {REQUEST_ID_HEADER: request_id}
         if terms is not None and answer.can_be_resumed:

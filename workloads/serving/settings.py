@@ -155,6 +155,8 @@ class ServerSettings:
     port: int = 8000
     bearers: Bearers | None = field(default=None, repr=False)
     """What each route but /health and /ready wants; None: open (stand-alone)."""
+    fixed_kv_quotas: tuple[tuple[str, Quota], ...] = ()
+    """Those of `engine.kv_quotas` that stay when the operator asks for others: the command line's."""
     aliases: tuple[str, ...] = ()
     """Other model names that are accepted (a pod answers to `namespace/name` too)."""
     drain_s: float = 30.0
