@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from benchmarks.gpu.training_ways import Decoder
 
 from busbar.workloads.machine.streams import make_repeatable
 from busbar.workloads.training import optimizer
@@ -136,7 +137,7 @@ def test_pinned_pages_are_let_go_before_the_next_way_begins(
     monkeypatch.setattr(benchmark.torch.cuda, "synchronize", lambda: None)
     cpu = benchmark.torch.device("cpu")
     for name in ("half", "offload"):
-        way = benchmark.make(name, benchmark.Decoder(benchmark.SHAPES["miniature"]), cpu)
+        way = benchmark.make(name, Decoder(benchmark.SHAPES["miniature"]), cpu)
         way.host_arena.pin()
         assert len(runtime.registered) == 1
         way.close()
@@ -197,7 +198,7 @@ def test_what_updates_read_is_held_while_they_are_under_way(
 
     monkeypatch.setattr(optimizer, "clip_factor", recorded)
     shape = benchmark.SHAPES["miniature"]
-    way = benchmark.make("offload", benchmark.Decoder(shape), torch.device("cpu"))
+    way = benchmark.make("offload", Decoder(shape), torch.device("cpu"))
     first, second, *_ = benchmark.batches(shape, torch.device("cpu"))
     way.step(first)
     way.drain()  # the queue of a CPU lets go of what it has done
