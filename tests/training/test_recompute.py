@@ -21,7 +21,7 @@ from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.layouts import first_that_fits
 from busbar.workloads.training.model import measure_demand, open_model
-from busbar.workloads.training.plan import AUTO, KEEP, RECOMPUTE
+from busbar.workloads.training.plan import AGAIN, AUTO, KEEP, RECOMPUTE
 from busbar.workloads.training.trainer import Trainer
 
 assert bases  # a fixture
@@ -52,11 +52,12 @@ def test_a_recomputed_run_equals_a_plain_loop(changes: dict[str, Any], placement
     assert_equal_to_plain(document(**changes), placement, fused=True)
 
 
-def test_a_recomputed_adapter_with_dropout_is_that_of_peft(bases: Path) -> None:
+@pytest.mark.parametrize("activations", AGAIN)
+def test_a_recomputed_adapter_with_dropout_is_that_of_peft(bases: Path, activations: str) -> None:
     given = {"rank": 4, "alpha": 8, "targets": ["q_proj", "v_proj"], "dropout": 0.2}
-    asked = adapters.document(given, activations=RECOMPUTE)
+    asked = adapters.document(given, activations=activations)
     ours, trainer = adapters.train(asked, bases, "half")
-    assert trainer.plan.activations == RECOMPUTE
+    assert trainer.plan.activations == activations
     plain = adapters.plain_adapter(
         bases / "llama",
         torch.float32,

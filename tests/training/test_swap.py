@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training import test_adapter as adapters
-from tests.training.plain_loop import train_model_plainly, train_plainly
+from tests.training.plain_loop import train_plainly
 from tests.training.small import GPT2, LLAMA, SEQUENCE, SEQUENCES, VOCABULARY, engine
-from tests.training.test_adapter import bases
 from tests.training.test_bit_equality import CPU, STEPS, assert_equal_to_plain, batches, packed, train_ours
 from tests.training.test_continuation import CONSTANT, start, weights, with_text
 
@@ -29,7 +27,6 @@ from busbar.workloads.training.step_clock import StepClock
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD
 from busbar.workloads.training.trainer import Trainer
 
-assert bases  # a fixture
 UNLIMITED = MemoryLimits(None, None, True)
 DEEP = {**LLAMA, "num_hidden_layers": 6}
 LAYERS = 6
@@ -84,26 +81,6 @@ def test_a_swapped_run_equals_a_plain_loop(changes: dict[str, Any], placement: s
     assert ours == recomputed
     theirs = dict(other.model.named_parameters())
     assert all(torch.equal(theirs[name], each) for name, each in trainer.model.named_parameters())
-
-
-def test_a_swapped_adapter_with_dropout_is_that_of_peft(bases: Path) -> None:
-    given = {"rank": 4, "alpha": 8, "targets": ["q_proj", "v_proj"], "dropout": 0.2}
-    asked = adapters.document(given, activations=SWAP)
-    ours, trainer = adapters.train(asked, bases, "half")
-    assert trainer.plan.activations == SWAP
-    plain = adapters.plain_adapter(
-        bases / "llama",
-        torch.float32,
-        r=4,
-        lora_alpha=8,
-        lora_dropout=0.2,
-        target_modules=["q_proj", "v_proj"],
-    )
-    given_batches = batches()[: adapters.STEPS]
-    losses, weights = train_model_plainly(plain, given_batches, 2, asked["optimizer"], True, torch.float32)
-    assert ours == losses
-    theirs = dict(trainer.model.named_parameters())
-    assert all(torch.equal(theirs[name], value) for name, value in weights.items())
 
 
 class Late(WorkerStream):
