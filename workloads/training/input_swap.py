@@ -62,11 +62,8 @@ class InputSwap:
         if number == 0:
             self._moved.clear()
             self.used = 0
-        for (
-            _,
-            stored,
-        ) in self._leaving:  # which was long ago: the block before this one was computed meanwhile
-            self._streams.compute.wait(stored)
+        for _, stored in self._leaving:
+            self._streams.compute.wait(stored)  # long ago: the block before this one was computed meanwhile
         self._leaving.clear()
         moves = WeakSet[torch.UntypedStorage]()  # autograd keeps it as long as what it makes of them
         for each in inputs if number != self._last else ():
