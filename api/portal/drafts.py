@@ -182,6 +182,8 @@ def _engine(fields: Fields, model: Object, rate: float) -> Object:
         "activations": fields.get("activations") or "auto",
         "evaluation": {"ngramOrder": 3},
     }
+    if fields.get("state", "exact") != "exact":
+        engine["state"] = fields["state"]
     if fields.get("device_memory", "").strip():
         engine["deviceMemory"] = fields["device_memory"].strip()
     spec: Object = {"engine": engine, "shape": _shape(fields), **_placing(fields)}

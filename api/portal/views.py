@@ -22,6 +22,7 @@ from busbar.kube.types.service_words import (
     loss_facts,
     pool_words,
 )
+from busbar.kube.types.training_engine import StateFormat
 from busbar.kube.types.training_job import (
     TERMINAL_PHASES,
     Admission,
@@ -30,6 +31,7 @@ from busbar.kube.types.training_job import (
     Preview,
     Progress,
     TrainedModel,
+    TrainingJobSpec,
     TrainingJobStatus,
     TrainingPhase,
     Usage,
@@ -95,6 +97,8 @@ class JobView:
     trained: str
     bad_rows: str
     activations: str
+    moments: str
+    """In which format AdamW's are kept, if not exactly."""
     deadline: str
     deadline_said: str
     loss: str
@@ -140,6 +144,12 @@ class JobView:
     place: str
 
 
+def _moments(spec: TrainingJobSpec) -> str:
+    if spec.engine is None or spec.engine.state is StateFormat.EXACT:
+        return ""
+    return f"moments in {spec.engine.state}"
+
+
 def job_view(job: TrainingJob, now: datetime) -> JobView:
     """The view of a TrainingJob."""
     meta, spec, status = job.metadata, job.spec, job.status or TrainingJobStatus()
@@ -164,6 +174,7 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         trained=_trained(status.model),
         bad_rows=number(progress.bad_rows or None, 0),
         activations=_AGAIN.get(progress.activations or "", ""),
+        moments=_moments(spec),
         deadline=f"{spec.deadline.astimezone(UTC):%d %b %H:%M} UTC" if spec.deadline is not None else "",
         deadline_said=status.deadline.message if status.deadline is not None else "",
         loss=number(progress.loss, 4),

@@ -66,6 +66,15 @@ def test_the_training_forms_ask_what_to_do_with_activations() -> None:
     assert swapped == "activations are recomputed from inputs in host memory"
 
 
+def test_the_training_forms_ask_in_which_format_moments_are_kept() -> None:
+    _, obj = draft("tune", {**TUNE, "state": "int8"})
+    assert obj["spec"]["engine"]["state"] == "int8"
+    assert "state" not in draft("tune", {**TUNE, "state": "exact"})[1]["spec"]["engine"]
+    spec = {**JOB["spec"], "engine": {**JOB["spec"]["engine"], "state": "bf16"}}
+    assert job_view(made({**JOB, "spec": spec}), NOW).moments == "moments in bf16"
+    assert job_view(made(JOB), NOW).moments == ""
+
+
 @pytest.mark.parametrize("form", ["train", "tune"])
 def test_the_training_forms_ask_for_a_deadline_in_utc(form: str) -> None:
     given = TUNE if form == "tune" else TRAIN
