@@ -34,7 +34,7 @@ from busbar.operator.serving.scaling_status import (
     pool_rows,
 )
 from busbar.operator.serving.shortage import shortage
-from busbar.operator.serving.tenant_status import tenant_rows
+from busbar.operator.serving.tenant_status import kv_parts, tenant_rows
 from busbar.operator.serving.view import ServiceView
 from busbar.operator.watch.projections import Pod, Sleep
 from busbar.operator.write.status import Held, add_usage, clip
@@ -87,12 +87,15 @@ def status_of(
         transition or old.last_request_time is None or seen - old.last_request_time >= timedelta(seconds=15)
     ):
         fields["last_request_time"] = seen
+    tenants = tenant_rows(view.service, view.demand, serving, view.readings, old.tenants)
     holds = bool(alive) or bool(old.replicas)
     level = level_status(service, view.plan, view.day)
     if "last_request_time" in fields or transition or due or _rule(level) != _rule(old.slo):
         fields["slo"], fields["forecast"] = level, forecast_status(view.plan)
         fields["cost_per_million_tokens"], fields["joules_per_token"] = per_token(view.day)
-        fields["tenants"] = tenant_rows(view.service, view.demand, serving, view.readings, old.tenants)
+        fields["tenants"] = tenants
+    elif kv_parts(tenants) != kv_parts(old.tenants):  # a replica has others since it was asked
+        fields["tenants"] = tenants
     new = old.model_copy(update=fields)
     if transition or (due and holds):
         new = _count(view, new.model_copy(update={"measured": _measured(view, alive)}))

@@ -54,3 +54,12 @@ def tenant_rows(
                 update=blocks
             )
     return list(rows.values())[:MOST_TENANTS] or None
+
+
+def kv_parts(rows: Iterable[TenantRequests] | None) -> dict[str, tuple[int | None, int | None]]:
+    """Guaranteed and most KV blocks of each tenant that has a part; what it holds changes all the time."""
+    return {
+        row.name: (row.kv_blocks_guaranteed, row.kv_blocks_most)
+        for row in rows or ()
+        if row.kv_blocks_most is not None
+    }

@@ -79,3 +79,18 @@ def replace_shares(of: ModelService) -> ModelService:
     return service(
         replicas=1, minReplicas=0, access={"tenants": [{"name": "sales", "maxKv": 0.5}]}
     ).model_copy(update={"status": of.status})
+
+
+def test_the_status_tells_new_parts_without_waiting_for_the_next_minute() -> None:
+    def told(of: ModelService, most: int) -> ServiceUpdate:
+        blocks = [{"tenant": "sales", "held": 3, "guaranteed": 0, "most": most}]
+        return update(of, kv_shares=SHARES, kv_tenants=blocks)
+
+    first = told(shared(), 10).status
+    assert first is not None
+    of = shared().model_copy(update={"status": first})
+    same = told(of, 10).status
+    assert same is None or same.tenants == first.tenants
+    changed = told(of, 20).status
+    assert changed is not None
+    assert [(t.name, t.kv_blocks_most) for t in changed.tenants or ()] == [("sales", 20)]
