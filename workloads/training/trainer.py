@@ -110,11 +110,7 @@ class Trainer:
         self.perturbation: Perturbation | None = None  # None: steps have a backward pass
         if zeroth_order:
             self.perturbation = Perturbation(self.model, self.groups, plan, self.device_arena)
-        self.swap: InputSwap | None = None  # None: inputs of the blocks stay on the device
-        if plan.activations == SWAP:
-            queues = swap_streams or open_streams(device, gated=False)
-            room = self.host_arena.carve("activations", plan.host["activations"], torch.uint8)
-            self.swap = InputSwap(room, len(blocks(self.model)) - 1, queues, self.clock)
+        self.swap = self._make_swap(swap_streams)
         self.blocks: BlockSlots | None = None  # None: the weights are on the device
         if streamed:
             self.blocks = BlockSlots(
@@ -150,6 +146,14 @@ class Trainer:
         self.snapshot = Snapshot(self.groups, self.optimizer, self.host_arena, plan)
         self.done = 0  # finished steps
         self.bad_in_a_row = 0  # the newest steps that were skipped
+
+    def _make_swap(self, streams: Streams | None) -> InputSwap | None:
+        """None: inputs of the blocks stay on the device."""
+        if self.plan.activations != SWAP:
+            return None
+        room = self.host_arena.carve("activations", self.plan.host["activations"], torch.uint8)
+        queues = streams or open_streams(self.device, gated=False)
+        return InputSwap(room, len(blocks(self.model)) - 1, queues, self.clock)
 
     def _make_spread(self, ranks: Ranks) -> Spread | None:
         """None: the plain loop's order, in one process."""
