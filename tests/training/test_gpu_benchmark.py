@@ -8,8 +8,10 @@ import json
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -34,14 +36,25 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_the_miniature_is_bit_equal_and_claims_no_gpu(
+@pytest.fixture
+def miniature(
     benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(benchmark.torch.cuda, "is_available", lambda: False)
-    output = tmp_path / "result.json"
-    monkeypatch.setattr(sys, "argv", ["training.py", "--output", str(output)])
-    assert benchmark.main() == 0
-    result = json.loads(output.read_text())
+) -> Callable[..., dict[str, Any]]:
+    """Runs the script without a GPU; its result."""
+
+    def run(*options: str) -> dict[str, Any]:
+        output = tmp_path / "result.json"
+        monkeypatch.setattr(benchmark.torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(sys, "argv", ["training.py", *options, "--output", str(output)])
+        assert benchmark.main() == 0
+        found: dict[str, Any] = json.loads(output.read_text())
+        return found
+
+    return run
+
+
+def test_the_miniature_is_bit_equal_and_claims_no_gpu(miniature: Callable[..., dict[str, Any]]) -> None:
+    result = miniature()
     assert result["bitEqual"] is True
     assert result["miniature"] is True
     assert result["machine"]["gpu"] is None
@@ -60,14 +73,10 @@ def test_the_miniature_is_bit_equal_and_claims_no_gpu(
 
 
 def test_the_ways_without_a_backward_pass_are_equal_to_each_other(
-    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    miniature: Callable[..., dict[str, Any]],
 ) -> None:
-    monkeypatch.setattr(benchmark.torch.cuda, "is_available", lambda: False)
-    output = tmp_path / "result.json"
     ways = ["--ways", "plain,zeroth,zeroth-stream", "--dtype", "bfloat16"]
-    monkeypatch.setattr(sys, "argv", ["training.py", *ways, "--output", str(output)])
-    assert benchmark.main() == 0
-    found = json.loads(output.read_text())["ways"]
+    found = miniature(*ways)["ways"]
     assert found["zeroth-stream"]["equality"] == {
         "with": "zeroth",
         "lossesEqual": True,
@@ -80,14 +89,10 @@ def test_the_ways_without_a_backward_pass_are_equal_to_each_other(
 
 
 def test_swapped_inputs_are_equal_and_reduced_moments_move_fewer_bytes(
-    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    miniature: Callable[..., dict[str, Any]],
 ) -> None:
-    monkeypatch.setattr(benchmark.torch.cuda, "is_available", lambda: False)
-    output = tmp_path / "result.json"
     ways = ["--ways", "plain,recompute,swap,offload,bf16,int8", "--dtype", "bfloat16"]
-    monkeypatch.setattr(sys, "argv", ["training.py", *ways, "--output", str(output)])
-    assert benchmark.main() == 0
-    found = json.loads(output.read_text())["ways"]
+    found = miniature(*ways)["ways"]
     assert found["swap"]["equality"]["weightsEqual"] is found["recompute"]["equality"]["weightsEqual"] is True
     assert found["swap"]["linkBytesPerStep"] == 2 * found["swap"]["plan"]["host"]["activations"] > 0
     assert "equality" not in found["int8"]
@@ -97,14 +102,10 @@ def test_swapped_inputs_are_equal_and_reduced_moments_move_fewer_bytes(
 
 
 def test_bfloat16_is_equal_too_and_a_checkpoint_is_measured_beside_torch_save(
-    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    miniature: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(benchmark.torch.cuda, "is_available", lambda: False)
-    output = tmp_path / "result.json"
     ways = ["--ways", "plain,auto,offload", "--dtype", "bfloat16", "--checkpoint", str(tmp_path / "scratch")]
-    monkeypatch.setattr(sys, "argv", ["training.py", *ways, "--output", str(output)])
-    assert benchmark.main() == 0
-    result = json.loads(output.read_text())
+    result = miniature(*ways)
     assert (result["bitEqual"], result["dtype"]) == (True, "bfloat16")
     measured = result["ways"]["offload"]["checkpoint"]
     assert measured["bytes"] > 12 * result["parameters"]

@@ -21,7 +21,7 @@ from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.layouts import first_that_fits
 from busbar.workloads.training.model import measure_demand, open_model
-from busbar.workloads.training.plan import AGAIN, AUTO, KEEP, RECOMPUTE
+from busbar.workloads.training.plan import AGAIN, AUTO, KEEP, RECOMPUTE, SWAP
 from busbar.workloads.training.trainer import Trainer
 
 assert bases  # a fixture
@@ -127,14 +127,17 @@ def test_auto_keeps_what_fits_and_recomputes_where_only_that_does() -> None:
     assert first_that_fits(kept, limits, "auto") is None
 
 
-def test_a_run_that_goes_on_may_recompute_what_it_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "after"), [(KEEP, RECOMPUTE), (RECOMPUTE, SWAP)])
+def test_a_run_that_goes_on_may_do_something_else_with_activations(
+    before: str, after: str, tmp_path: Path
+) -> None:
     whole, claims = with_text(tmp_path / "whole"), with_text(tmp_path / "claims")
-    assert start(whole, steps=8, optimizer=CONSTANT, activations=KEEP)[0] == 0
-    assert start(claims, steps=4, optimizer=CONSTANT, activations=KEEP)[0] == 0
-    code, status, log = start(claims, steps=8, optimizer=CONSTANT, activations=RECOMPUTE)
+    assert start(whole, steps=8, optimizer=CONSTANT, activations=before)[0] == 0
+    assert start(claims, steps=4, optimizer=CONSTANT, activations=before)[0] == 0
+    code, status, log = start(claims, steps=8, optimizer=CONSTANT, activations=after)
     assert (code, status["resumedFromStep"], status["replayMismatches"]) == (0, 4, 0)
-    assert status["activations"] == RECOMPUTE
-    assert "activations: recompute, as the job says" in log
+    assert status["activations"] == after
+    assert f"activations: {after}, as the job says" in log
     ours, theirs = weights(claims), weights(whole)
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 from tests.training.plain_loop import train_plainly
 from tests.training.small import GPT2, LLAMA, SEQUENCE, SEQUENCES, VOCABULARY, engine
 from tests.training.test_bit_equality import CPU, STEPS, assert_equal_to_plain, batches, packed, train_ours
-from tests.training.test_continuation import CONSTANT, start, weights, with_text
 
 from busbar.workloads.machine.streams import CallerStream, Streams, WorkerStream
 from busbar.workloads.training import plan as plan_module
@@ -153,18 +151,6 @@ def test_a_job_that_recomputes_is_told_that_swapping_would_help() -> None:
         make_plan(
             replace(need, activations=AUTO), replace(UNLIMITED, device_bytes=least // 4), "optimizer-offload"
         )
-
-
-def test_a_run_that_goes_on_may_swap_what_it_recomputed(tmp_path: Path) -> None:
-    whole, claims = with_text(tmp_path / "whole"), with_text(tmp_path / "claims")
-    assert start(whole, steps=8, optimizer=CONSTANT, activations=RECOMPUTE)[0] == 0
-    assert start(claims, steps=4, optimizer=CONSTANT, activations=RECOMPUTE)[0] == 0
-    code, status, log = start(claims, steps=8, optimizer=CONSTANT, activations=SWAP)
-    assert (code, status["resumedFromStep"], status["replayMismatches"]) == (0, 4, 0)
-    assert status["activations"] == SWAP
-    assert "activations: swap, as the job says" in log
-    ours, theirs = weights(claims), weights(whole)
-    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
 
 
 def test_more_than_was_planned_is_an_error_and_never_silent() -> None:
