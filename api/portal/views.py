@@ -22,7 +22,6 @@ from busbar.kube.types.service_words import (
     loss_facts,
     pool_words,
 )
-from busbar.kube.types.training_engine import StateFormat
 from busbar.kube.types.training_job import (
     TERMINAL_PHASES,
     Admission,
@@ -31,12 +30,11 @@ from busbar.kube.types.training_job import (
     Preview,
     Progress,
     TrainedModel,
-    TrainingJobSpec,
     TrainingJobStatus,
     TrainingPhase,
     Usage,
 )
-from busbar.kube.types.training_words import adapter_words, phase_words
+from busbar.kube.types.training_words import adapter_words, moment_words, phase_words
 
 TONES = {
     "Running": "go",
@@ -144,12 +142,6 @@ class JobView:
     place: str
 
 
-def _moments(spec: TrainingJobSpec) -> str:
-    if spec.engine is None or spec.engine.state is StateFormat.EXACT:
-        return ""
-    return f"moments in {spec.engine.state}"
-
-
 def job_view(job: TrainingJob, now: datetime) -> JobView:
     """The view of a TrainingJob."""
     meta, spec, status = job.metadata, job.spec, job.status or TrainingJobStatus()
@@ -174,7 +166,7 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         trained=_trained(status.model),
         bad_rows=number(progress.bad_rows or None, 0),
         activations=_AGAIN.get(progress.activations or "", ""),
-        moments=_moments(spec),
+        moments=moment_words(None if spec.engine is None else spec.engine.state),
         deadline=f"{spec.deadline.astimezone(UTC):%d %b %H:%M} UTC" if spec.deadline is not None else "",
         deadline_said=status.deadline.message if status.deadline is not None else "",
         loss=number(progress.loss, 4),

@@ -153,6 +153,8 @@ def _charged(lost: dict[str, Any]) -> str | None:
 
 
 def _job(found: Object) -> list[tuple[str, object]]:
+    from busbar.kube.types.training_words import moment_words
+
     status, progress = found.status, found.progress
     steps = f"{progress.step} of {progress.total_steps} steps" if progress.total_steps else None
     checkpoint = _part(status, "checkpoint")
@@ -173,7 +175,7 @@ def _job(found: Object) -> list[tuple[str, object]]:
         ("Progress", steps),
         ("Bad rows", _part(status, "progress").get("badRows") or None),
         ("Activations", _part(status, "progress").get("activations")),
-        ("Moments", _moments(_part(found.spec, "engine").get("state"))),
+        ("Moments", moment_words(_part(found.spec, "engine").get("state")) or None),
         ("Deadline", _deadline(found)),
         ("Trained", _trained(_part(status, "model"))),
         *_adapters(status),
@@ -285,10 +287,6 @@ def _power_cap(admission: dict[str, Any]) -> str | None:
     percent = admission.get("powerCapPercent")
     watts = f" ({admission['powerCapWatts']:,.0f} W)" if admission.get("powerCapWatts") else ""
     return f"{percent} % of each board's limit{watts}, until its feed has watts left" if percent else None
-
-
-def _moments(state: object) -> str | None:
-    return None if state in (None, "exact") else f"in {state}"
 
 
 def _deadline(found: Object) -> str | None:

@@ -20,3 +20,8 @@ def phase_words(phases: StepPhases) -> str:
     """What steps are spent on, the most first; what is below a percent is left out."""
     named = sorted(((share, phase) for phase, share in phases if share), key=lambda each: -each[0])
     return ", ".join(f"{phase} {share} %" for share, phase in named)
+
+
+def moment_words(state: str | None) -> str:
+    """In which format a job keeps AdamW's moments; empty where they are exact."""
+    return "" if state in (None, "exact") else f"in {state}"

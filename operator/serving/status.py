@@ -90,11 +90,11 @@ def status_of(
     tenants = tenant_rows(view.service, view.demand, serving, view.readings, old.tenants)
     holds = bool(alive) or bool(old.replicas)
     level = level_status(service, view.plan, view.day)
-    if "last_request_time" in fields or transition or due or _rule(level) != _rule(old.slo):
+    tells = "last_request_time" in fields or transition or due or _rule(level) != _rule(old.slo)
+    if tells:
         fields["slo"], fields["forecast"] = level, forecast_status(view.plan)
         fields["cost_per_million_tokens"], fields["joules_per_token"] = per_token(view.day)
-        fields["tenants"] = tenants
-    elif kv_parts(tenants) != kv_parts(old.tenants):  # a replica has others since it was asked
+    if tells or kv_parts(tenants) != kv_parts(old.tenants):  # a replica has others since it was asked
         fields["tenants"] = tenants
     new = old.model_copy(update=fields)
     if transition or (due and holds):

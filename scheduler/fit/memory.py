@@ -203,13 +203,14 @@ def memory(model: ModelShape, batch: BatchShape, mode: str, gang: Gang = ALONE) 
         outer = parameters - model.layers * model.layer_parameters
         trained_outer = outer - sum(size for part, size in frozen.items() if not part.startswith("block-"))
         on_device = (outer + trained_outer + 2 * model.layer_parameters + 2 * block) * weight
-        again = batch if batch.activations == SWAP else replace(batch, activations=RECOMPUTE)
         home = made - (outer - trained_outer) * weight
         on_disk = min(state, batch.scratch_disk_bytes)
         kept = state - on_disk + (int(3 * chunk * each) if on_disk else 0)
         on_host = home + gradients + kept + block * weight + scratch + buffers + min(made, _EXPORT_BYTES)
         on_host += _swapped(model, batch)
-        return Footprint(on_device + activations(model, again) + RUNTIME_BYTES, max(made + home, on_host))
+        return Footprint(
+            on_device + activations(model, keeping_none(batch)) + RUNTIME_BYTES, max(made + home, on_host)
+        )
     offloaded, own_state = mode == "optimizer-offload", state // gang.ranks
     device = (
         scratch
@@ -220,6 +221,11 @@ def memory(model: ModelShape, batch: BatchShape, mode: str, gang: Gang = ALONE) 
     if gang.ranks > 1 and gang.sharding == "parameters":
         running += gradients  # the weights that are trained, gathered to be written
     return Footprint(device + activations(model, batch) + RUNTIME_BYTES, max(made, running))
+
+
+def keeping_none(batch: BatchShape) -> BatchShape:
+    """As where the weights are on the host: blocks are computed again, whatever happens to their inputs."""
+    return batch if batch.activations in AGAIN else replace(batch, activations=RECOMPUTE)
 
 
 def _swapped(model: ModelShape, batch: BatchShape) -> int:

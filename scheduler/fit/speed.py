@@ -37,6 +37,7 @@ from .memory import (
     SWAP,
     TILED,
     WHOLE,
+    keeping_none,
     state_bytes,
     swapped_activations,
 )
@@ -85,10 +86,11 @@ def step_seconds(
     if batch.is_zeroth_order:
         return _zeroth_order_s(model, batch, mode, device, accelerators)
     if mode == PARAMETER_OFFLOAD:
-        again = batch if batch.activations == SWAP else replace(batch, activations=RECOMPUTE)
-        other_s = step_seconds(model, again, "optimizer-offload", device, accelerators, gated=gated)
+        other_s = step_seconds(
+            model, keeping_none(batch), "optimizer-offload", device, accelerators, gated=gated
+        )
         return max(_streamed_s(model, batch, device, accelerators, gated=gated), other_s)
-    compute_s = _with_swap(model, batch, device, accelerators, _compute_s(model, batch, device, accelerators))
+    compute_s = _passes_s(model, batch, device, accelerators)
     share = 0.0 if mode == "resident" else share
     update_s = _update_s(model, batch, share, device)
     trained = model.parameters - frozen_parameters(model, batch.freeze)
@@ -137,10 +139,9 @@ def _compute_s(model: ModelShape, batch: BatchShape, device: Accelerator, accele
     return _flops_per_token(model, batch) * batch.tokens / (flops * accelerators)
 
 
-def _with_swap(
-    model: ModelShape, batch: BatchShape, device: Accelerator, accelerators: float, compute_s: float
-) -> float:
-    """Forward and backward passes of `compute_s` seconds, with inputs of blocks on their way beside them."""
+def _passes_s(model: ModelShape, batch: BatchShape, device: Accelerator, accelerators: float) -> float:
+    """Of forward and backward, with the inputs of blocks that are on their way beside them."""
+    compute_s = _compute_s(model, batch, device, accelerators)
     if batch.activations != SWAP:
         return compute_s
     moved = swapped_activations(model, batch) * batch.sequences / batch.micro_batch / accelerators
@@ -159,7 +160,7 @@ def _streamed_s(
     weights = model.layer_parameters * batch.weight_bytes
     gradients = trained * batch.weight_bytes // model.layers
     micro_batches = batch.sequences // batch.micro_batch
-    compute_s = _compute_s(model, replace(batch, activations=RECOMPUTE), device, accelerators)
+    compute_s = _compute_s(model, keeping_none(batch), device, accelerators)
     if device.name == "cpu":
         moved = micro_batches * model.layers * (2 * weights + 2 * gradients)
         return compute_s + (touched + 2 * moved) / (device.memory_gb_per_s * 1e9)

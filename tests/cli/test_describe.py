@@ -10,7 +10,7 @@ import yaml
 from tests.api.conftest import JOB, SERVICE
 from tests.cli.conftest import Site
 
-from busbar.cli.commands.describe import _moments, _trained
+from busbar.cli.commands.describe import _trained
 from busbar.kube.resources import MODEL_SERVICES, TENANTS, TRAINING_JOBS
 
 
@@ -69,10 +69,6 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
         "Conditions",
     ):
         assert text in done.out, text
-
-
-def test_describe_says_which_format_moments_have_if_not_exact() -> None:
-    assert [_moments(state) for state in (None, "exact", "int8")] == [None, None, "in int8"]
 
 
 async def test_describe_says_what_is_promised_of_a_deadline(site: Site) -> None:

@@ -89,7 +89,7 @@ class Peaks:
     recomputed: int | None  # the same with recomputation; None: this model cannot be run so
     evaluation: int  # 0: not asked for
     why_not: str = ""  # it cannot
-    swapped: int = 0  # as `recomputed`, with inputs of blocks on the host; only where that is not None
+    swapped: int | None = None  # as `recomputed`, with inputs of blocks on the host
     on_host: int = 0  # bytes of them
 
 

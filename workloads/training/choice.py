@@ -8,8 +8,8 @@ from busbar.workloads.training.errors import InfeasiblePlan, InvalidJob
 from busbar.workloads.training.fixes import find_fixes
 from busbar.workloads.training.layouts import excess, first_that_fits, layouts
 from busbar.workloads.training.plan import (
-    RECOMPUTE,
-    SWAP,
+    AGAIN,
+    WAYS,
     Demand,
     MemoryLimits,
     MemoryPlan,
@@ -18,8 +18,6 @@ from busbar.workloads.training.plan import (
 )
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, why_not_streamed
 from busbar.workloads.training.zeroth_plan import why_not_zeroth
-
-_AGAIN = {RECOMPUTE: "recomputed", SWAP: "swapped"}
 
 
 def make_plan(demand: Demand, limits: MemoryLimits, mode: str) -> MemoryPlan:
@@ -66,7 +64,7 @@ def _why(demand: Demand, limits: MemoryLimits, mode: str) -> str:
     }
     where = "weights and" if plan.weight_slots else f"{plan.offloaded_fraction:.0%} of the"
     best = [f"{where} state on the host"] if mode == "auto" else []
-    best += [f"{_AGAIN[plan.activations]} activations"] if plan.activations in _AGAIN else []
+    best += [f"{WAYS[plan.activations]} activations"] if plan.activations in AGAIN else []
     share = f", at best with {' and '.join(best)}" if best else ""
     return f"mode {mode} does not fit{share}: {'; '.join(_side(*short[side]) for side in excess(plan))}"
 

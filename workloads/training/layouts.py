@@ -6,9 +6,7 @@ from dataclasses import replace
 
 from busbar.workloads.training.plan import (
     AUTO,
-    KEEP,
-    RECOMPUTE,
-    SWAP,
+    WAYS,
     Demand,
     MemoryLimits,
     MemoryPlan,
@@ -48,7 +46,7 @@ def _ways(demand: Demand) -> list[str]:
     """What may happen to activations, in the order in which it is tried."""
     if demand.activations != AUTO:
         return [demand.activations]
-    return [way for way in (KEEP, RECOMPUTE, SWAP) if demand.training_bytes(way) is not None]
+    return [way for way in WAYS if demand.training_bytes(way) is not None]
 
 
 def _why(plan: MemoryPlan) -> str:

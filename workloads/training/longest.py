@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any
 
 from busbar.workloads.training.layouts import first_that_fits
-from busbar.workloads.training.plan import KEEP, RECOMPUTE, SWAP, Demand, MemoryLimits
+from busbar.workloads.training.plan import WAYS, Demand, MemoryLimits
 
-WAYS = {KEEP: "kept", RECOMPUTE: "recomputed", SWAP: "swapped"}  # in the order of the columns
 SHORTEST, LONGEST = 8, 1_048_576  # bounds of data.sequenceLength
 DemandOf = Callable[[str, int], Demand]  # by what happens to activations, and tokens of a sequence
 

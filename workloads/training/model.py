@@ -266,7 +266,7 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device, 
         schedule=spec.schedule,
         state=spec.state,
         recompute_bytes=peaks.recomputed,
-        swap_bytes=None if peaks.recomputed is None else peaks.swapped,
+        swap_bytes=peaks.swapped,
         swapped_bytes=peaks.on_host,
         zeroth_order=spec.optimizer.name == ZEROTH_ORDER,
     )

@@ -90,6 +90,7 @@ DIVIDED = {
     PARAMETERS: "weights, gradients and the optimizer's state",
 }
 AUTO, KEEP, RECOMPUTE, SWAP = "auto", "keep", "recompute", "swap"  # what a job may say of its activations
+WAYS = {KEEP: "kept", RECOMPUTE: "recomputed", SWAP: "swapped"}  # in the order in which `auto` tries them
 AGAIN = (RECOMPUTE, SWAP)  # with these, blocks are computed again in backward
 
 

@@ -144,11 +144,10 @@ def answer_for(
         copied: the state is copied into the pod's memory.
     """
     from busbar.scheduler.fit import unknown_patterns
-    from busbar.scheduler.fit.speed import again_ratio, hiding_tokens, tiles_ratio
+    from busbar.scheduler.fit.speed import hiding_tokens
     from busbar.workloads.training.division import divide
     from busbar.workloads.training.longest import longest_sequences
-    from busbar.workloads.training.plan import COPIES, MOMENT_BYTES
-    from busbar.workloads.training.settings import TILED, WHOLE
+    from busbar.workloads.training.plan import COPIES
     from busbar.workloads.training.sizing import batch_shape
 
     batch = batch_shape(spec)
@@ -178,6 +177,25 @@ def answer_for(
         "hostBytes": limits.host_bytes,
         "mode": spec.mode,
         "fits": modes[spec.mode]["fits"],
+        **_choices(spec, shape, batch, demand),
+        "modes": modes,
+        "hidingTokens": hiding_tokens(shape, batch, machine.accelerator),
+    }
+    if longest:
+        answer |= {"microBatch": spec.batch.micro_batch, "maxPositions": positions}
+        answer["longest"] = longest_sequences(
+            lambda way, tokens: needed(replace(batch, sequence_length=tokens, activations=way)), limits, MODES
+        )
+    return answer
+
+
+def _choices(spec: EngineSpec, shape: ModelShape, batch: BatchShape, demand: Demand) -> dict[str, Any]:
+    """What the job says of activations, logits and state, and the bytes of each thing that it could say."""
+    from busbar.scheduler.fit.speed import again_ratio, tiles_ratio
+    from busbar.workloads.training.plan import MOMENT_BYTES
+    from busbar.workloads.training.settings import TILED, WHOLE
+
+    return {
         "activations": {
             "asked": spec.activations,
             "keptBytes": demand.activation_bytes,
@@ -198,15 +216,7 @@ def answer_for(
                 each: replace(demand, state=each).state_size(demand.parameters) for each in MOMENT_BYTES
             },
         },
-        "modes": modes,
-        "hidingTokens": hiding_tokens(shape, batch, machine.accelerator),
     }
-    if longest:
-        answer |= {"microBatch": spec.batch.micro_batch, "maxPositions": positions}
-        answer["longest"] = longest_sequences(
-            lambda way, tokens: needed(replace(batch, sequence_length=tokens, activations=way)), limits, MODES
-        )
-    return answer
 
 
 def _machine(gpu: str, hbm: str | None, host: str | None) -> Machine:

@@ -12,6 +12,8 @@ A slot of weights takes the largest block, its frozen weights included.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from busbar.workloads.training.plan import (
     AGAIN,
     AUTO,
@@ -140,22 +142,27 @@ def lay_out_streamed(
             limits=limits,
             offloaded_fraction=1.0,
             activations=activations,
-            why="while their block is on the device"
-            if activations == RECOMPUTE
-            else why_activations(demand, activations),
+            why=_why(demand, activations),
             gated=is_gated(demand, demand.groups),
             weight_slots=least + more,
             on_disk=tuple(group.name for group in on_disk),
-            disk_bytes=sum(
-                _pages(demand.state_size(size))
-                for group in on_disk
-                for size in chunk_sizes(group.parameters, chunk)
-            ),
+            disk_bytes=_disk_bytes(demand, on_disk),
             why_mode=why,
             state=demand.state,
         ),
         demand.model_bytes + weights + frozen_inside + on_device,
     )
+
+
+def _why(demand: Demand, activations: str) -> str:
+    always = "while their block is on the device"
+    return always if activations == RECOMPUTE else why_activations(demand, activations)
+
+
+def _disk_bytes(demand: Demand, groups: Sequence[GroupSize]) -> int:
+    """Of the state of `groups` in a scratch file."""
+    sizes = (size for group in groups for size in chunk_sizes(group.parameters, chunk_parameters(demand)))
+    return sum(_pages(demand.state_size(size)) for size in sizes)
 
 
 def _pages(size: int) -> int:

@@ -71,7 +71,7 @@ def test_the_training_forms_ask_in_which_format_moments_are_kept() -> None:
     assert obj["spec"]["engine"]["state"] == "int8"
     assert "state" not in draft("tune", {**TUNE, "state": "exact"})[1]["spec"]["engine"]
     spec = {**JOB["spec"], "engine": {**JOB["spec"]["engine"], "state": "bf16"}}
-    assert job_view(made({**JOB, "spec": spec}), NOW).moments == "moments in bf16"
+    assert job_view(made({**JOB, "spec": spec}), NOW).moments == "in bf16"
     assert job_view(made(JOB), NOW).moments == ""
 
 
