@@ -1,9 +1,10 @@
 """The longest sequence that trains under one `deviceMemory`, with activations kept, recomputed and swapped, and with logits
-in tiles.
+or MLPs in tiles.
 
     python benchmarks/training_recompute.py --output benchmarks/results/training_recompute.json
     python benchmarks/training_recompute.py --cases tiled --rounds 3      only what tiles add to recomputation
     python benchmarks/training_recompute.py --cases swapped --rounds 3    only what inputs on the host add to it
+    python benchmarks/training_recompute.py --cases mlps --rounds 3       only what MLPs in tiles add to these
 
 For each model the engine's own plan (fake tensors, nothing allocated) finds the longest sequence that fits both ways.
 Both are then trained for real at that length, and the measured peak is compared with the planned one. At the longest
@@ -12,7 +13,7 @@ the engine, kept and recomputed, and plain `transformers` with fused AdamW, with
 `gradient_checkpointing_enable`. Reported are medians of seconds and CPU seconds per step. At the longest sequence of
 recomputed activations the engine and `transformers` with checkpointing are compared in the same way. Tiles
 (`loss: tiled`) are compared with the whole at the longest sequence of recomputation, and trained at their own longest;
-so are swapped activations, with whole logits and with tiles.
+so are swapped activations, with whole logits and with tiles, and MLPs in tiles (`mlp: tiled`).
 
 Peaks count what torch allocates for weights, gradients, optimizer and activations, not the scratch memory of kernels.
 """
@@ -21,15 +22,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -57,6 +60,20 @@ CASES: dict[str, tuple[int, ...]] = {  # layers, vocabulary, deviceMemory in MiB
     "4 blocks, vocabulary of 32,768": (4, 32_768, 384),
 }
 DEEP: dict[str, tuple[int, ...]] = {"64 blocks of width 128, vocabulary of 512": (64, 512, 256, 128)}
+
+
+class Tiles(NamedTuple):
+    """What is computed in tiles."""
+
+    logits: bool = False
+    mlps: bool = False
+
+    @property
+    def words(self) -> str:
+        return " and ".join(name for name, is_tiled in self._asdict().items() if is_tiled) or "nothing"
+
+
+NONE, LOGITS, MLPS, BOTH = Tiles(), Tiles(logits=True), Tiles(mlps=True), Tiles(True, True)
 Step = Callable[[int], float]  # of step n: the loss
 
 
@@ -74,7 +91,7 @@ class Case:
         self.limits = MemoryLimits(limit_mib * MIB, None, device_is_host=True)
         self.demand = cache(self._demand)
 
-    def spec(self, tokens: int, activations: str, loss: str = WHOLE) -> Any:
+    def spec(self, tokens: int, activations: str, tiles: Tiles = NONE) -> Any:
         return parse_engine(
             {
                 "model": {"config": dict(self.config)},
@@ -86,22 +103,23 @@ class Case:
                 "mode": "resident",
                 "deviceMemory": f"{self.limit_mib}Mi",
                 "activations": activations,
-                "loss": loss,
+                "loss": TILED if tiles.logits else WHOLE,
+                "mlp": TILED if tiles.mlps else WHOLE,
             }
         )
 
-    def _demand(self, tokens: int, activations: str, loss: str = WHOLE) -> Demand:
-        asked = self.spec(tokens, activations, loss)
+    def _demand(self, tokens: int, activations: str, tiles: Tiles = NONE) -> Demand:
+        asked = self.spec(tokens, activations, tiles)
         return measure_demand(open_model(asked, None, self.vocabulary, 0), asked, CPU)
 
-    def longest(self, activations: str, loss: str = WHOLE) -> int:
+    def longest(self, activations: str, tiles: Tiles = NONE) -> int:
         good, bad = 8, POSITIONS + 1
         while bad - good > 1:
             middle = (good + bad) // 2
-            fits = first_that_fits(self.demand(middle, activations, loss), self.limits, "resident")
+            fits = first_that_fits(self.demand(middle, activations, tiles), self.limits, "resident")
             good, bad = (middle, bad) if fits else (good, middle)
             progress(
-                f"longest sequence with activations {activations}, loss {loss}: between {good} and {bad}"
+                f"longest sequence with activations {activations}, {tiles.words} in tiles: between {good} and {bad}"
             )
         return good
 
@@ -109,9 +127,9 @@ class Case:
         found = np.random.default_rng(5).integers(0, self.vocabulary, tokens * 64).astype(np.uint32)
         return Packed.cut(found, tokens, 0, 1)
 
-    def engine(self, tokens: int, activations: str, loss: str = WHOLE) -> tuple[Step, Trainer]:
-        asked = self.spec(tokens, activations, loss)
-        plan = make_plan(self.demand(tokens, activations, loss), self.limits, "resident")
+    def engine(self, tokens: int, activations: str, tiles: Tiles = NONE) -> tuple[Step, Trainer]:
+        asked = self.spec(tokens, activations, tiles)
+        plan = make_plan(self.demand(tokens, activations, tiles), self.limits, "resident")
         assert plan.activations == activations
         trainer, data = (
             Trainer(asked, open_model(asked, None, self.vocabulary, 0), plan, CPU),
@@ -191,19 +209,21 @@ def ratio(rows: Mapping[str, Any], one: str, other: str) -> dict[str, float]:
     return {name: round(rows[one][field] / rows[other][field], 3) for name, field in fields.items()}
 
 
-def run_beside(name: str, case: Case, rounds: int, label: str, activations: str, loss: str) -> dict[str, Any]:
+def run_beside(
+    name: str, case: Case, rounds: int, label: str, activations: str, tiles: Tiles
+) -> dict[str, Any]:
     """What other activations or another form of the loss add to recomputed activations and whole logits."""
     sys.stderr.write(f"\n{name}, {label}\n")
-    recomputed, longer = case.longest(RECOMPUTE), case.longest(activations, loss)
+    recomputed, longer = case.longest(RECOMPUTE), case.longest(activations, tiles)
     before, before_trainer = case.engine(recomputed, RECOMPUTE)
-    after, after_trainer = case.engine(recomputed, activations, loss)
+    after, after_trainer = case.engine(recomputed, activations, tiles)
     rows, losses = measure({"recomputed": before, label: after}, rounds)
     rows["recomputed"] |= peaks(before_trainer)
     rows[label] |= peaks(after_trainer)
     for trainer in (before_trainer, after_trainer):
         trainer.close()
     del before, after, before_trainer, after_trainer, trainer
-    longest, trainer = case.engine(longer, activations, loss)
+    longest, trainer = case.engine(longer, activations, tiles)
     at_longest, _ = measure({label: longest}, 1)
     at_longest[label] |= peaks(trainer)
     trainer.close()
@@ -220,6 +240,31 @@ def run_beside(name: str, case: Case, rounds: int, label: str, activations: str,
         "toRecomputed": ratio(rows, label, "recomputed"),
         "atLongest": at_longest,
     }
+
+
+def gradient_errors(tokens: int = 8192) -> dict[str, Any]:
+    """How far gradients of MLPs in bfloat16 are from those of the same weights in float32, with and without tiles."""
+    sys.stderr.write("\nerrors of gradients\n")
+    case = Case(4, 512, 4096)
+    batch, found = torch.from_numpy(case.data(tokens).batch(0, 1)), dict[str, list[torch.Tensor]]()
+    recipe = replace(open_model(case.spec(tokens, KEEP), None, case.vocabulary, 0), dtype=torch.bfloat16)
+    weights = recipe.build().state_dict()
+    for name, dtype, tiled in (
+        ("exact", torch.float32, False),
+        ("whole", torch.bfloat16, False),
+        ("tiled", torch.bfloat16, True),
+    ):
+        model: Any = replace(recipe, dtype=dtype, tiled_mlps=tiled).build()
+        model.load_state_dict(weights)
+        model(input_ids=batch, labels=batch, use_cache=False).loss.backward()
+        found[name] = [p.grad.double() for key, p in model.named_parameters() if ".mlp." in key]
+        progress(name)
+
+    def error(name: str) -> float:
+        off = sum(float((a - b).square().sum()) for a, b in zip(found[name], found["exact"], strict=True))
+        return math.sqrt(off / sum(float(each.square().sum()) for each in found["exact"]))
+
+    return {"tokens": tokens, "whole": round(error("whole"), 5), "tiled": round(error("tiled"), 5)}
 
 
 def run_case(name: str, case: Case, rounds: int) -> dict[str, Any]:
@@ -281,7 +326,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
         "--cases",
-        choices=("all", "tiled", "swapped", "activations"),
+        choices=("all", "tiled", "swapped", "mlps", "activations"),
         default="all",
         help="which comparisons",
     )
@@ -303,17 +348,22 @@ def main() -> None:
     }
     if given.cases in ("all", "activations"):
         document["cases"] = {name: run_case(name, Case(*case), given.rounds) for name, case in CASES.items()}
-    for kind, label, activations, loss in (
-        ("tiled", "tiled", RECOMPUTE, TILED),
-        ("swapped", "swapped", SWAP, WHOLE),
-        ("swapped", "swapped and tiled", SWAP, TILED),
+    for kind, label, activations, tiles in (
+        ("tiled", "tiled", RECOMPUTE, LOGITS),
+        ("swapped", "swapped", SWAP, NONE),
+        ("swapped", "swapped and tiled", SWAP, LOGITS),
+        ("mlps", "tiled MLPs", RECOMPUTE, MLPS),
+        ("mlps", "all tiled", RECOMPUTE, BOTH),
+        ("mlps", "swapped and all tiled", SWAP, BOTH),
     ):
         if given.cases in ("all", kind):
-            models = CASES if kind == "tiled" else CASES | DEEP
+            models = CASES | ({} if kind == "tiled" else DEEP)
             document[label] = {
-                name: run_beside(name, Case(*case), given.rounds, label, activations, loss)
+                name: run_beside(name, Case(*case), given.rounds, label, activations, tiles)
                 for name, case in models.items()
             }
+    if given.cases in ("all", "mlps"):
+        document["relativeErrorOfBfloat16Gradients"] = gradient_errors()
     text = json.dumps(document, indent=2) + "\n"
     if given.output is not None:
         given.output.write_text(text)

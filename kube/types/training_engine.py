@@ -53,8 +53,8 @@ class Activations(StrEnum):
     SWAP = "swap"
 
 
-class LossForm(StrEnum):
-    """How much of a micro-batch's logits exists at a time."""
+class TileForm(StrEnum):
+    """Whether something is computed for all tokens of a micro-batch at once."""
 
     WHOLE = "whole"
     TILED = "tiled"
@@ -499,11 +499,17 @@ class TrainingEngine(SpecModel):
         "blocks and computes the rest again, with equal results in about 4/3 of the time; swap does so and has these inputs in "
         "host memory until backward, for the longest sequences; auto takes the first of them that fits.",
     )
-    loss: LossForm = Field(
-        default=LossForm.WHOLE,
+    loss: TileForm = Field(
+        default=TileForm.WHOLE,
         description="whole has all logits of a micro-batch at once; tiled those of 256 tokens at a time, which backward "
         "computes again: for long sequences and large vocabularies. Its sums are rounded differently, and equal on every "
         "placement.",
+    )
+    mlp: TileForm = Field(
+        default=TileForm.WHOLE,
+        description="whole computes the MLPs of the blocks for all tokens of a micro-batch at once; tiled for a sixteenth of "
+        "them, at least 512, which backward computes again: for long sequences. Gradients are rounded differently, and "
+        "equal on every placement.",
     )
     schedule: UpdateSchedule = Field(
         default=UpdateSchedule.AUTO,

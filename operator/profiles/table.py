@@ -144,6 +144,7 @@ def workload(job: TrainingJob) -> Workload:
         activations=engine.activations.value,
         freeze=tuple(engine.freeze or ()),
         loss=engine.loss.value,
+        mlp=engine.mlp.value,
         optimizer=engine.optimizer.name.value,
         state=engine.state.value,
         scratch_disk_bytes=0 if engine.scratch_disk is None else quantity.to_bytes(engine.scratch_disk),

@@ -30,6 +30,8 @@ def workload_class(model: ModelShape, batch: BatchShape) -> str:
         del shape["loss"]
     if batch.state == EXACT:
         del shape["state"]
+    if batch.mlp == WHOLE:
+        del shape["mlp"]
     if not batch.scratch_disk_bytes:
         del shape["scratch_disk_bytes"]
     shape["freeze"] = sorted(set(batch.freeze))

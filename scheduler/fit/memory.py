@@ -14,6 +14,8 @@ With P parameters of w bytes (4 in float32, 2 in bfloat16), of which T are train
                  Recomputed: per token and block its input, hidden elements; once, the larger of the inside of one
                  block in backward, 2 hidden + 1 intermediate elements more than are kept of it, and 3 times the logits.
                  Swapped: the inputs of two blocks, or beside the logits of one; the others are on the host.
+                 MLPs in tiles: 10 hidden elements are kept in a block, in bfloat16 12; and once 2 more, with 5
+                 intermediate elements of the tokens of one tile, or in bfloat16 10 more if these are more.
                  A tied table's gradient has two parts: the output's waits for the input's, in all 3 copies.
                  All this is within 5 % of what fake tensors say of Llama models of 2 to 24 blocks, within 16 %
                  where their inner layers are narrow, and within 27 % of GPT-2's. With frozen parts they are those
@@ -50,8 +52,9 @@ PARAMETER_OFFLOAD = "parameter-offload"
 MODES = ("resident", "optimizer-offload", PARAMETER_OFFLOAD)
 AUTO, KEEP, RECOMPUTE, SWAP = "auto", "keep", "recompute", "swap"  # activations
 AGAIN = (RECOMPUTE, SWAP)
-WHOLE, TILED = "whole", "tiled"  # logits
-TILE_TOKENS = 256
+WHOLE, TILED = "whole", "tiled"  # logits, and MLPs
+TILE_TOKENS = 256  # of logits
+_MLP_TILES, _LEAST_MLP_TILE = 16, 512
 EXACT, BF16, INT8 = "exact", "bf16", "int8"  # moments
 _MOMENT_BYTES = {EXACT: 8.0, BF16: 4.0, INT8: 2 + 2 * 4 / 256}
 _NARROW_RUN = 2**20
@@ -126,23 +129,43 @@ def logit_rows(batch: BatchShape) -> int:
     return min(tokens, TILE_TOKENS) if batch.loss == TILED else tokens
 
 
+def mlp_tile_rows(tokens: int) -> int:
+    """Tokens of a micro-batch of so many for which MLPs in tiles are computed at a time: few enough tiles that gradients are
+    not rounded away where they are added up, and large enough that each keeps a GPU busy."""
+    return min(tokens, max(_LEAST_MLP_TILE, -(-tokens // _MLP_TILES)))
+
+
+def tiles_mlps(batch: BatchShape) -> bool:
+    """Whether MLPs are computed in more than one tile."""
+    tokens = batch.micro_batch * batch.sequence_length
+    return batch.mlp == TILED and mlp_tile_rows(tokens) < tokens
+
+
 def activations(model: ModelShape, batch: BatchShape) -> int:
     """Bytes that forward and backward of one micro-batch keep alive."""
     tokens = batch.micro_batch * batch.sequence_length
     logits = 4 * logit_rows(batch) * model.vocabulary
     element = tokens * batch.weight_bytes
-    block = element * (
-        (14 if batch.dtype == "float32" else 16) * model.hidden + 3 * model.active_intermediate
-    )
+    (block, inside), one = block_activations(model, batch), element * model.hidden
     table = batch.weight_bytes * model.vocabulary * model.hidden if model.tied else 0
     if batch.activations not in AGAIN:
-        return max(model.layers * block + 3 * logits, 3 * table)
-    one = element * model.hidden
+        at_end = inside - block + 3 * one if tiles_mlps(batch) else 0
+        return max(model.layers * block + at_end + 3 * logits, 3 * table)
     at_block, at_loss = (
         (min(2, model.layers), 1) if batch.activations == SWAP else (model.layers, model.layers)
     )
-    inside = block + element * (2 * model.hidden + model.active_intermediate)
     return max(at_block * one + inside + table, (at_loss + 4) * one + 3 * logits, 3 * table)
+
+
+def block_activations(model: ModelShape, batch: BatchShape) -> tuple[int, int]:
+    """Of the inside of one block what is kept until backward, and what is there at its worst moment."""
+    element, exact = batch.micro_batch * batch.sequence_length * batch.weight_bytes, batch.dtype == "float32"
+    if not tiles_mlps(batch):
+        kept = element * ((14 if exact else 16) * model.hidden + 3 * model.active_intermediate)
+        return kept, kept + element * (2 * model.hidden + model.active_intermediate)
+    one, rows = element * model.hidden, mlp_tile_rows(batch.micro_batch * batch.sequence_length)
+    kept, tile = (10 if exact else 12) * one, rows * batch.weight_bytes * (5 * model.active_intermediate)
+    return kept, kept + max(2 * one + tile, 0 if exact else 10 * one)
 
 
 def swapped_activations(model: ModelShape, batch: BatchShape) -> int:
@@ -154,8 +177,9 @@ def swapped_activations(model: ModelShape, batch: BatchShape) -> int:
 def forward_activations(model: ModelShape, batch: BatchShape) -> int:
     """Bytes that a forward pass of one micro-batch keeps alive where there is no backward pass: of the block or of the
     loss that needs the most. Within 6 % of what fake tensors say of Llama models."""
-    element = batch.micro_batch * batch.sequence_length * batch.weight_bytes
-    inside = max(3 * model.active_intermediate + 4 * model.hidden, 8 * model.hidden)
+    tokens = batch.micro_batch * batch.sequence_length
+    element, rows = tokens * batch.weight_bytes, mlp_tile_rows(tokens) if batch.mlp == TILED else tokens
+    inside = max(3 * model.active_intermediate * rows // tokens + 4 * model.hidden, 8 * model.hidden)
     losses = (8 if batch.dtype == "float32" else 10) * logit_rows(batch) * model.vocabulary
     return max(element * inside, losses + element * model.hidden)
 

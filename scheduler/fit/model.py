@@ -76,6 +76,11 @@ class ModelShape:
         return self._layer(self.experts_per_token or 1)
 
     @property
+    def active_mlp_parameters(self) -> int:
+        """Of these the ones in its MLP, or in its experts."""
+        return self.active_layer_parameters - self._layer(0)
+
+    @property
     def active_parameters(self) -> int:
         """The same of all weights."""
         return self._whole(self.active_layer_parameters)
@@ -126,6 +131,8 @@ class BatchShape:
 
     state: str = "exact"
     """Of AdamW's moments: "exact", "bf16" or "int8"."""
+    mlp: str = "whole"
+    """"whole", or "tiled": the MLPs of the blocks are computed for `mlp_tile_rows` tokens at a time, and twice."""
 
     @property
     def weight_bytes(self) -> int:

@@ -40,6 +40,7 @@ from .memory import (
     keeping_none,
     state_bytes,
     swapped_activations,
+    tiles_mlps,
 )
 from .model import BatchShape, ModelShape
 from .timeline import GroupWork, Rates, StreamedBlock, step_time, streamed_step_time
@@ -184,6 +185,12 @@ def tiles_ratio(model: ModelShape, batch: BatchShape) -> float:
     return tiled / whole
 
 
+def mlp_tiles_ratio(model: ModelShape, batch: BatchShape) -> float:
+    """How many times the computation of a step takes with MLPs in tiles."""
+    whole, tiled = (_flops_per_token(model, replace(batch, mlp=each)) for each in (WHOLE, TILED))
+    return tiled / whole
+
+
 def again_ratio(model: ModelShape, batch: BatchShape) -> float:
     """How many times the computation of a step takes with recomputed activations."""
     kept, again = (_flops_per_token(model, replace(batch, activations=each)) for each in (KEEP, RECOMPUTE))
@@ -193,7 +200,7 @@ def again_ratio(model: ModelShape, batch: BatchShape) -> float:
 def model_flops_per_token(model: ModelShape, batch: BatchShape) -> int:
     """Of training on one token, without what is computed a second time and without attention scores: what a throughput in
     model TFLOP/s counts."""
-    return _flops_per_token(model, replace(batch, activations=KEEP, loss=WHOLE))
+    return _flops_per_token(model, replace(batch, activations=KEEP, loss=WHOLE, mlp=WHOLE))
 
 
 def _flops_per_token(model: ModelShape, batch: BatchShape) -> int:
@@ -201,6 +208,7 @@ def _flops_per_token(model: ModelShape, batch: BatchShape) -> int:
         return 4 * model.active_parameters
     again = 2 * model.layers * model.active_layer_parameters if batch.activations in AGAIN else 0
     again += 2 * model.hidden * model.vocabulary if batch.loss == TILED else 0
+    again += 2 * model.layers * model.active_mlp_parameters if tiles_mlps(batch) else 0
     return 6 * model.active_parameters - 2 * frozen_parameters(model, batch.freeze) + again
 
 

@@ -54,6 +54,7 @@ def engine_job() -> JSON:
                 "mode": "optimizer-offload",
                 "activations": "recompute",
                 "loss": "tiled",
+                "mlp": "tiled",
                 "schedule": "gated",
                 "freeze": ["model.embed_tokens.*", "model.layers.[0-3].*"],
                 "state": "exact",

@@ -15,7 +15,7 @@ from tests.training.test_moments import reduce_moments
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from busbar.workloads.training import plan as plan_module
-from busbar.workloads.training import tiled_loss
+from busbar.workloads.training import tiled_loss, tiled_mlp
 from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.division import divide, micro_batch_seed
 from busbar.workloads.training.errors import InvalidJob
@@ -112,7 +112,7 @@ DIVIDED: dict[str, dict[str, Any]] = {  # what the ranks divide beside the optim
 }
 TILES: dict[str, dict[str, Any]] = {
     f"{sharding}, tiles, rows with nothing to learn": case(
-        loss="tiled", seed=11, parallelism={**FIXED, "sharding": sharding}
+        loss="tiled", mlp="tiled", seed=11, parallelism={**FIXED, "sharding": sharding}
     )
     for sharding in ("optimizer", "parameters")
 }
@@ -150,6 +150,7 @@ def train_in_gang(
     gang: Gang, meeting: StoreMeeting, given: tuple[dict[str, dict[str, Any]], Path]
 ) -> dict[str, Any]:
     tiled_loss.TILE = 20  # in this rank's process
+    tiled_mlp.tile_rows = lambda tokens: 20
     return train(gang, *given)
 
 
@@ -285,6 +286,7 @@ def test_tiles_have_the_same_bits_on_one_two_and_four_ranks(
 ) -> None:
     monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
     monkeypatch.setattr(tiled_loss, "TILE", 20)
+    monkeypatch.setattr(tiled_mlp, "tile_rows", lambda tokens: 20)
     alone = train(Alone(), {name: TILES[name]})[name]
     for world in (two, four):
         for rank, found in enumerate(world):

@@ -20,7 +20,7 @@ def test_operations_per_token_count_nothing_twice() -> None:
     parameters = ModelShape.from_config(CONFIG).active_parameters
     plain = parse_engine(engine())
     assert flops_per_token(CONFIG, plain) == 6 * parameters
-    again = parse_engine(engine(activations="recompute", loss="tiled"))
+    again = parse_engine(engine(activations="recompute", loss="tiled", mlp="tiled"))
     assert flops_per_token(CONFIG, again) == 6 * parameters
     alone = parse_engine(engine(mode="auto", optimizer={"name": "ZerothOrder"}))
     assert flops_per_token(CONFIG, alone) == 4 * parameters
@@ -40,7 +40,13 @@ def test_of_an_adapter_and_of_an_unknown_architecture_they_are_not_told() -> Non
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("loss", "tiled"), ("activations", "recompute"), ("dtype", "bfloat16"), ("freeze", ["lm_head.*"])],
+    [
+        ("loss", "tiled"),
+        ("mlp", "tiled"),
+        ("activations", "recompute"),
+        ("dtype", "bfloat16"),
+        ("freeze", ["lm_head.*"]),
+    ],
 )
 def test_a_class_knows_what_decides_the_speed(field: str, value: object) -> None:
     spec, other = parse_engine(engine()), parse_engine(engine(**{field: value}))

@@ -45,6 +45,7 @@ DEFAULT_ORDER, DEFAULT_SHARDING = Order.FAST.value, Sharding.OPTIMIZER.value
 DEFAULTS = (
     ("parallelism.order", DEFAULT_ORDER),
     ("loss", WHOLE),
+    ("mlp", WHOLE),
     ("state", EXACT),
     ("optimizer.perturbation", 1e-3),
 )
@@ -162,6 +163,7 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         freeze=patterns,
         activations=engine.activations.value,
         loss=engine.loss.value,
+        mlp=engine.mlp.value,
         state=engine.state.value,
         schedule=engine.schedule.value,
         order=DEFAULT_ORDER if engine.parallelism is None else engine.parallelism.order.value,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from busbar.workloads.training import adapter as adapters
+from busbar.workloads.training import tiled_mlp
 from busbar.workloads.training.activations import peak_activation_bytes
 from busbar.workloads.training.block_slots import frozen_in_blocks, shares_blocks
 from busbar.workloads.training.division import FIXED, divide
@@ -39,7 +40,8 @@ class ModelRecipe:
     seed: int
     adapter: Adapter | None = None
     freeze: tuple[str, ...] = ()
-    tiled: bool = False
+    tiled: bool = False  # logits
+    tiled_mlps: bool = False
 
     def empty(self) -> torch.nn.Module:
         """The architecture with arbitrary weights (also under fake tensors), without an adapter."""
@@ -57,6 +59,8 @@ class ModelRecipe:
         return self._tiled(model if self.adapter is None else adapters.attach(model, self.adapter, self.seed))
 
     def _tiled(self, model: torch.nn.Module) -> torch.nn.Module:
+        if self.tiled_mlps:
+            tiled_mlp.tile(model)
         return tile(model) if self.tiled else model
 
     def shadow(self, device: torch.device) -> Callable[[], torch.nn.Module]:
@@ -157,7 +161,14 @@ def open_model(spec: EngineSpec, folder: Path | None, vocab_size: int, end_of_te
     if size < vocab_size:
         raise InvalidJob(where, f"vocab_size {size} is less than the tokenizer's {vocab_size}", "raise it")
     return ModelRecipe(
-        config, folder, DTYPES[spec.dtype], spec.seed, spec.adapter, spec.freeze, spec.loss == TILED
+        config,
+        folder,
+        DTYPES[spec.dtype],
+        spec.seed,
+        spec.adapter,
+        spec.freeze,
+        spec.loss == TILED,
+        spec.mlp == TILED,
     )
 
 

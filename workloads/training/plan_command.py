@@ -191,7 +191,8 @@ def answer_for(
 
 def _choices(spec: EngineSpec, shape: ModelShape, batch: BatchShape, demand: Demand) -> dict[str, Any]:
     """What the job says of activations, logits and state, and the bytes of each thing that it could say."""
-    from busbar.scheduler.fit.speed import again_ratio, tiles_ratio
+    from busbar.scheduler.fit.memory import block_activations
+    from busbar.scheduler.fit.speed import again_ratio, mlp_tiles_ratio, tiles_ratio
     from busbar.workloads.training.plan import MOMENT_BYTES
     from busbar.workloads.training.settings import TILED, WHOLE
 
@@ -209,6 +210,12 @@ def _choices(spec: EngineSpec, shape: ModelShape, batch: BatchShape, demand: Dem
             "wholeBytes": _logit_bytes(shape, replace(batch, loss=WHOLE)),
             "tiledBytes": _logit_bytes(shape, replace(batch, loss=TILED)),
             "computeRatio": tiles_ratio(shape, batch),
+        },
+        "mlp": {
+            "asked": spec.mlp,
+            "wholeBytes": block_activations(shape, replace(batch, mlp=WHOLE))[1],
+            "tiledBytes": block_activations(shape, replace(batch, mlp=TILED))[1],
+            "computeRatio": mlp_tiles_ratio(shape, batch),
         },
         "state": {
             "asked": spec.state,
@@ -388,6 +395,8 @@ def as_text(answer: Mapping[str, Any]) -> str:
     rows.append(_activations(answer["activations"]))
     if answer["logits"]["tiledBytes"] < answer["logits"]["wholeBytes"]:
         rows.append(_logits(answer["logits"]))
+    if answer["mlp"]["tiledBytes"] < answer["mlp"]["wholeBytes"]:
+        rows.append(_mlp(answer["mlp"]))
     if len(set(answer["state"]["bytes"].values())) > 1:
         rows.append(_state(answer["state"]))
     if answer["hidingTokens"] and answer["modes"][PARAMETER_OFFLOAD]["fits"]:
@@ -459,6 +468,14 @@ def _logits(answer: Mapping[str, Any]) -> str:
     whole, tiled = _size(answer["wholeBytes"]), _size(answer["tiledBytes"])
     return (
         f"Of them logits (now {answer['asked']}) take {whole} at the end of the forward pass as a whole, and {tiled} tiled, with "
+        f"{answer['computeRatio']:.2f} times the computation and other roundings."
+    )
+
+
+def _mlp(answer: Mapping[str, Any]) -> str:
+    whole, tiled = _size(answer["wholeBytes"]), _size(answer["tiledBytes"])
+    return (
+        f"The inside of one block takes up to {whole} with its MLP (now {answer['asked']}) as a whole, and {tiled} tiled, with "
         f"{answer['computeRatio']:.2f} times the computation and other roundings."
     )
 

@@ -133,6 +133,7 @@ class EngineSpec:
     freeze: tuple[str, ...] = ()  # patterns of names of those that are not (see `freeze`)
     activations: str = "auto"  # auto | keep | recompute (see `recompute`)
     loss: str = WHOLE  # whole | tiled: how logits exist (see `tiled_loss`)
+    mlp: str = WHOLE  # whole | tiled: how MLPs are computed (see `tiled_mlp`)
     schedule: str = (
         "auto"  # auto | gated | blocking: whether updates run beside the next forward pass (see `gates`)
     )

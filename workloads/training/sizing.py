@@ -23,6 +23,7 @@ def batch_shape(spec: EngineSpec) -> BatchShape:
         spec.scratch_disk_bytes,
         spec.optimizer.name,
         spec.state,
+        spec.mlp,
     )
 
 

@@ -25,7 +25,7 @@ import torch
 
 from busbar.workloads.machine.direct_file import ScratchFile
 from busbar.workloads.machine.streams import CallerStream, Streams, WorkerStream, open_streams
-from busbar.workloads.training import tiled_loss
+from busbar.workloads.training import tiled_loss, tiled_mlp
 from busbar.workloads.training.activations import LiveBytes, known_tensors
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.block_slots import BlockSlots
@@ -134,6 +134,7 @@ class Trainer:
             )
         check_causal(self.model, recipe.config.vocab_size)
         tiled_loss.check(self.model, recipe.config.vocab_size)
+        tiled_mlp.check(self.model, recipe.config.vocab_size)
         if self.blocks is not None:
             self.blocks.reset()
         elif self.peers is None and plan.activations in AGAIN:
