@@ -340,6 +340,14 @@ class NamedAdapter(Adapter):
 class Parallelism(SpecModel):
     """How the pods of a gang share a step."""
 
+    rules = (
+        Rule(
+            cel="!has(self.sequence) || self.sequence == 1 || !has(self.order) || self.order != 'fixed'",
+            message="pods that share sequences add up in the order fast; remove sequence, or set order: fast",
+            holds=lambda own: own.sequence == 1 or own.order is not Order.FIXED,
+        ),
+    )
+
     order: Order = Field(
         default=Order.FAST,
         description="fast adds gradients up as the pods' collectives do; fixed adds the micro-batches up as one tree of "
@@ -350,6 +358,12 @@ class Parallelism(SpecModel):
         description="What each pod keeps a part of: optimizer, its state; gradients, these too, which are exchanged "
         "after each micro-batch; parameters, the weights too, which a block has whole only while it is computed. The results "
         "are equal bit for bit in order fixed.",
+    )
+    sequence: Annotated[int, Field(ge=1)] = Field(
+        default=1,
+        description="Pods that share each sequence: each has so many times fewer of its tokens, and between layers of "
+        "attention they exchange them for heads. For sequences that fit no accelerator alone; the number divides the "
+        "pods, data.sequenceLength, and the model's heads of queries and of keys. Losses differ by roundings.",
     )
 
 
@@ -563,6 +577,11 @@ class TrainingEngine(SpecModel):
     def runs(self) -> list[tuple[str, "TrainingEngine"]]:
         """What is trained, one after another: each of `adapters` by its name as a job of its own, or the whole, without one."""
         return [(each.name, self._alone(each)) for each in self.adapters or ()] or [("", self)]
+
+    @property
+    def pods_per_sequence(self) -> int:
+        """Pods that share each sequence."""
+        return 1 if self.parallelism is None else self.parallelism.sequence
 
     @property
     def all_steps(self) -> int:

@@ -96,6 +96,17 @@ def _one_process(what: str, cel: str, asks: Callable[[TrainingEngine], bool]) ->
     )
 
 
+_SEQUENCE = "(has(self.engine.parallelism) && has(self.engine.parallelism.sequence) ? self.engine.parallelism.sequence : 1)"
+
+
+def _sequences_are_shared(engine: TrainingEngine, shape: GangShape) -> bool:
+    """Whether the pods make groups that can each divide a sequence."""
+    size, pods = engine.pods_per_sequence, shape.max_pods
+    if size == 1:
+        return True
+    return shape.min_pods == pods and pods % size == 0 and engine.data.sequence_length % size == 0
+
+
 def _has_parts(engine: TrainingEngine | None, shape: GangShape) -> bool:
     """Whether there are pods for what the job wants to divide among them."""
     if engine is None or engine.parallelism is None or engine.parallelism.sharding is Sharding.OPTIMIZER:
@@ -114,12 +125,24 @@ class TrainingJobSpec(SpecModel):
             holds=lambda spec: spec.engine is None or spec.output is not None,
         ),
         Rule(
-            cel="!has(self.engine) || !has(self.engine.batch) || "
-            "self.shape.maxPods * self.engine.batch.microBatch <= self.engine.batch.sequences",
-            message="each pod of spec.engine needs a micro-batch of its own; raise batch.sequences, or lower "
-            "batch.microBatch or maxPods",
+            cel=f"!has(self.engine) || !has(self.engine.batch) || "
+            f"self.shape.maxPods * self.engine.batch.microBatch <= self.engine.batch.sequences * {_SEQUENCE}",
+            message="each pod of spec.engine, or each group of parallelism.sequence pods, needs a micro-batch of its own; "
+            "raise batch.sequences, or lower batch.microBatch or maxPods",
             field_path=".shape",
-            holds=lambda spec: spec.engine is None or spec.shape.max_pods <= spec.engine.batch.micro_batches,
+            holds=lambda spec: (
+                spec.engine is None
+                or spec.shape.max_pods * spec.engine.batch.micro_batch
+                <= spec.engine.batch.sequences * spec.engine.pods_per_sequence
+            ),
+        ),
+        Rule(
+            cel=f"!has(self.engine) || {_SEQUENCE} == 1 || (self.shape.minPods == self.shape.maxPods && "
+            f"self.shape.maxPods % {_SEQUENCE} == 0 && self.engine.data.sequenceLength % {_SEQUENCE} == 0)",
+            message="parallelism.sequence divides the pods, of which it needs as many at least as at most, and "
+            "data.sequenceLength; set shape.minPods and maxPods to a multiple of it, and a length that it divides",
+            field_path=".shape",
+            holds=lambda spec: spec.engine is None or _sequences_are_shared(spec.engine, spec.shape),
         ),
         Rule(
             cel="!has(self.engine) || !has(self.engine.parallelism) || self.engine.parallelism.order != 'fixed' || "

@@ -145,6 +145,7 @@ def workload(job: TrainingJob) -> Workload:
         freeze=tuple(engine.freeze or ()),
         loss=engine.loss.value,
         mlp=engine.mlp.value,
+        sequence_parallel=engine.pods_per_sequence,
         optimizer=engine.optimizer.name.value,
         state=engine.state.value,
         scratch_disk_bytes=0 if engine.scratch_disk is None else quantity.to_bytes(engine.scratch_disk),

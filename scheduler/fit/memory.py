@@ -8,7 +8,7 @@ With P parameters of w bytes (4 in float32, 2 in bfloat16), of which T are train
                               master weight
     staging      three chunks of state on their way; in bfloat16 also a chunk's gradient and master in float32, and of
                  reduced moments a chunk's in float32
-    activations  of one micro-batch. Kept: per token and block about 14 hidden + 3 intermediate elements, in bfloat16
+    activations  of one micro-batch, of its tokens that this pod has. Kept: per token and block about 14 hidden + 3 intermediate elements, in bfloat16
                  16 hidden (attention scores are recomputed, never kept: true of fused kernels, without attention
                  dropout); once, logits with their softmax and gradient: 3 times the logits in float32.
                  Recomputed: per token and block its input, hidden elements; once, the larger of the inside of one
@@ -34,7 +34,8 @@ has moved copies of the largest block's weights and of those around the blocks.
 
 Over the N pods of a gang (`Gang`) the optimizer is s T / N, and so are the chunks and the buffers. Gradients are
 w T / N where they are divided, the weights that are trained as well where those are, beside the largest block's and
-those of what stands around the blocks. A fixed order keeps sums of gradients, and pods exchange the largest group's.
+those of what stands around the blocks. Pods that share sequences exchange a micro-batch's queries, and have room for them
+twice. A fixed order keeps sums of gradients, and pods exchange the largest group's.
 
 All P are trained but those that `freeze` names, as far as their sizes are known from their names (`frozen`).
 The host also holds the model while it is made, and up to a gibibyte of it while the result is written. A test holds
@@ -125,7 +126,7 @@ def _scratch_bytes(batch: BatchShape, chunk: int) -> int:
 
 def logit_rows(batch: BatchShape) -> int:
     """Tokens whose logits exist at a time."""
-    tokens = batch.micro_batch * batch.sequence_length
+    tokens = batch.micro_batch_tokens
     return min(tokens, TILE_TOKENS) if batch.loss == TILED else tokens
 
 
@@ -137,13 +138,13 @@ def mlp_tile_rows(tokens: int) -> int:
 
 def tiles_mlps(batch: BatchShape) -> bool:
     """Whether MLPs are computed in more than one tile."""
-    tokens = batch.micro_batch * batch.sequence_length
+    tokens = batch.micro_batch_tokens
     return batch.mlp == TILED and mlp_tile_rows(tokens) < tokens
 
 
 def activations(model: ModelShape, batch: BatchShape) -> int:
     """Bytes that forward and backward of one micro-batch keep alive."""
-    tokens = batch.micro_batch * batch.sequence_length
+    tokens = batch.micro_batch_tokens
     logits = 4 * logit_rows(batch) * model.vocabulary
     element = tokens * batch.weight_bytes
     (block, inside), one = block_activations(model, batch), element * model.hidden
@@ -159,25 +160,32 @@ def activations(model: ModelShape, batch: BatchShape) -> int:
 
 def block_activations(model: ModelShape, batch: BatchShape) -> tuple[int, int]:
     """Of the inside of one block what is kept until backward, and what is there at its worst moment."""
-    element, exact = batch.micro_batch * batch.sequence_length * batch.weight_bytes, batch.dtype == "float32"
+    element, exact = batch.micro_batch_tokens * batch.weight_bytes, batch.dtype == "float32"
     if not tiles_mlps(batch):
         kept = element * ((14 if exact else 16) * model.hidden + 3 * model.active_intermediate)
         return kept, kept + element * (2 * model.hidden + model.active_intermediate)
-    one, rows = element * model.hidden, mlp_tile_rows(batch.micro_batch * batch.sequence_length)
+    one, rows = element * model.hidden, mlp_tile_rows(batch.micro_batch_tokens)
     kept, tile = (10 if exact else 12) * one, rows * batch.weight_bytes * (5 * model.active_intermediate)
     return kept, kept + max(2 * one + tile, 0 if exact else 10 * one)
 
 
 def swapped_activations(model: ModelShape, batch: BatchShape) -> int:
     """Bytes on the host of inputs of blocks, of one micro-batch, if they are swapped."""
-    tokens = batch.micro_batch * batch.sequence_length
+    tokens = batch.micro_batch_tokens
     return (model.layers - 1) * tokens * batch.weight_bytes * model.hidden
+
+
+def exchanged_parts(model: ModelShape, batch: BatchShape) -> int:
+    """Bytes that one of the accelerators which share sequences exchanges at once: its queries of a micro-batch."""
+    if batch.sequence_parallel == 1:
+        return 0
+    return batch.micro_batch_tokens * batch.weight_bytes * model.heads * model.head_dim
 
 
 def forward_activations(model: ModelShape, batch: BatchShape) -> int:
     """Bytes that a forward pass of one micro-batch keeps alive where there is no backward pass: of the block or of the
     loss that needs the most. Within 6 % of what fake tensors say of Llama models."""
-    tokens = batch.micro_batch * batch.sequence_length
+    tokens = batch.micro_batch_tokens
     element, rows = tokens * batch.weight_bytes, mlp_tile_rows(tokens) if batch.mlp == TILED else tokens
     inside = max(3 * model.active_intermediate * rows // tokens + 4 * model.hidden, 8 * model.hidden)
     losses = (8 if batch.dtype == "float32" else 10) * logit_rows(batch) * model.vocabulary
@@ -238,6 +246,7 @@ def memory(model: ModelShape, batch: BatchShape, mode: str, gang: Gang = ALONE) 
     offloaded, own_state = mode == "optimizer-offload", state // gang.ranks
     device = (
         scratch
+        + 2 * exchanged_parts(model, batch)
         + (int(3 * chunk * each) if offloaded else own_state)
         + _weights_and_gradients(model, batch, gang)
     )

@@ -133,6 +133,8 @@ class BatchShape:
     """Of AdamW's moments: "exact", "bf16" or "int8"."""
     mlp: str = "whole"
     """"whole", or "tiled": the MLPs of the blocks are computed for `mlp_tile_rows` tokens at a time, and twice."""
+    sequence_parallel: int = 1
+    """Accelerators that share each sequence."""
 
     @property
     def weight_bytes(self) -> int:
@@ -141,6 +143,11 @@ class BatchShape:
     @property
     def is_zeroth_order(self) -> bool:
         return self.optimizer == "ZerothOrder"
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens of a micro-batch that one accelerator has."""
+        return self.micro_batch * self.sequence_length // self.sequence_parallel
 
     @property
     def tokens(self) -> int:

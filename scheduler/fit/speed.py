@@ -145,7 +145,8 @@ def _passes_s(model: ModelShape, batch: BatchShape, device: Accelerator, acceler
     compute_s = _compute_s(model, batch, device, accelerators)
     if batch.activations != SWAP:
         return compute_s
-    moved = swapped_activations(model, batch) * batch.sequences / batch.micro_batch / accelerators
+    micro_batches = batch.sequences * batch.sequence_parallel / batch.micro_batch / accelerators
+    moved = swapped_activations(model, batch) * micro_batches
     if device.name == "cpu":  # nothing runs beside anything else, and each copy reads and writes
         return compute_s + 4 * moved / (device.memory_gb_per_s * 1e9)
     link_s, forward_s = moved / (device.link_gb_per_s * 1e9), compute_s / 4

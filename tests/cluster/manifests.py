@@ -62,7 +62,7 @@ def engine_job() -> JSON:
                 "threads": 1,
                 "seed": 0,
                 "maxBadSteps": 10,
-                "parallelism": {"order": "fixed", "sharding": "optimizer"},
+                "parallelism": {"order": "fixed", "sharding": "optimizer", "sequence": 1},
                 "evaluation": {"ngramOrder": 3},
             },
             "accelerators": ["cpu"],

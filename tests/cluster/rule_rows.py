@@ -74,8 +74,14 @@ SUSPENDED: Change = {"spec/suspend": True}
 RUNNING: Change = {}
 DATA: dict[str, Any] = {"uri": "pvc://rows/a.jsonl"}
 FAST: Change = {"spec/engine/parallelism": {"order": "fast"}}
+SHARED: Change = {"spec/engine/parallelism": {"sequence": 2}}
 FIXED = "cannot change after creation"
 WHILE_SUSPENDED = "can change only while spec.suspend is true"
+
+
+def pods(least: int, most: int | None = None) -> Change:
+    return {"spec/shape": {"minPods": least, "maxPods": most or least}}
+
 
 TRAINING = (
     Row(
@@ -96,7 +102,7 @@ TRAINING = (
     Row(
         m.engine_job,
         "spec",
-        "each pod of spec.engine needs a micro-batch of its own",
+        "each pod of spec.engine, or each group of",
         {"spec/shape": {"maxPods": 5}, "spec/engine/batch": {"sequences": 8, "microBatch": 2}, **FAST},
         {"spec/shape": {"maxPods": 4}, "spec/engine/batch": {"sequences": 8, "microBatch": 2}, **FAST},
         blames="spec.shape",
@@ -313,6 +319,45 @@ TRAINING = (
         "engine.scratchDisk runs in one process",
         {"spec/engine/parallelism": {"order": "fixed"}},
         {"spec/engine/parallelism": {"order": "fixed"}, "spec/engine/scratchDisk": ...},
+    ),
+    Row(
+        m.engine_job,
+        "spec.engine.parallelism",
+        "pods that share sequences add up in the order fast",
+        {**pods(2), "spec/engine/parallelism": {"order": "fixed", "sequence": 2}},
+        {**pods(2), "spec/engine/parallelism": {"order": "fast", "sequence": 2}},
+    ),
+    Row(
+        m.engine_job,
+        "spec",
+        "parallelism.sequence divides the pods",
+        {**pods(1, 2), **SHARED},
+        {**pods(2), **SHARED},
+        blames="spec.shape",
+    ),
+    Row(
+        m.engine_job,
+        "spec",
+        "parallelism.sequence divides the pods",
+        {**pods(3), **SHARED},
+        {**pods(4), **SHARED},
+        blames="spec.shape",
+    ),
+    Row(
+        m.engine_job,
+        "spec",
+        "and a length that it divides",
+        {**pods(2), **SHARED, "spec/engine/data/sequenceLength": 1023},
+        {**pods(2), **SHARED, "spec/engine/data/sequenceLength": 1024},
+        blames="spec.shape",
+    ),
+    Row(
+        m.engine_job,
+        "spec",
+        "each group of parallelism.sequence pods, needs a micro-batch of its own",
+        {**pods(2), "spec/engine/batch": {"sequences": 1, "microBatch": 1}, **FAST},
+        {**pods(2), "spec/engine/batch": {"sequences": 1, "microBatch": 1}, **SHARED},
+        blames="spec.shape",
     ),
     Row(
         m.engine_job,

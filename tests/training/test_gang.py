@@ -104,6 +104,25 @@ def test_a_gang_that_was_killed_goes_on_with_divided_weights(alone: Path, tmp_pa
     assert "weights, gradients and the optimizer's state among 2 ranks" in again.log(1)
 
 
+def test_a_gang_that_shares_sequences_resumes_to_the_same_bits_after_a_kill(
+    alone: Path, tmp_path: Path
+) -> None:
+    """And learns what one process does, up to rounding."""
+    document = manifest(**{**WIDE, "parallelism": {"sequence": 2, "sharding": "parameters"}})
+    document["spec"]["shape"] = {"minPods": 2, "maxPods": 2}
+    undisturbed, claims = prepare(tmp_path / "undisturbed"), prepare(tmp_path / "killed")
+    assert start_gang([document] * 2, undisturbed, {}).exit_codes() == [0, 0]
+    assert losses(undisturbed) == pytest.approx(losses(alone), rel=1e-5)
+    exchange = Point("sequence_parallel:SequencePart", "send", 300)
+    ranks = start_gang([document] * 2, claims, {1: exchange})
+    assert ranks.exit_codes() == [1, -signal.SIGKILL]
+    assert "2 ranks share each sequence" in ranks.log(1)
+    again = start_gang([document] * 2, claims, {})
+    assert again.exit_codes() == [0, 0]
+    assert again.status(0)["replayMismatches"] == 0
+    assert_same_result(claims, undisturbed)
+
+
 def test_a_frozen_rank_is_named_and_the_others_leave(tmp_path: Path) -> None:
     claims = prepare(tmp_path)
     frozen = Point("trainer:Trainer", "_micro_batch", 13, signal.SIGSTOP)

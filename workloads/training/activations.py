@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from busbar.workloads.training.groups import blocks
 from busbar.workloads.training.input_swap import InputSwap, at_once
 from busbar.workloads.training.recompute import buffer_versions, recompute_blocks
+from busbar.workloads.training.sequence_parallel import dividing
 from busbar.workloads.training.tiled_loss import loss_of
 
 
@@ -160,8 +161,9 @@ def _peak_of_losses(model: torch.nn.Module, tokens: torch.Tensor) -> int:
 def _peak_of_training(model: torch.nn.Module, tokens: torch.Tensor, *others: torch.Tensor) -> int:
     with LiveBytes([*known_tensors(model), tokens, *others]) as count:
         there, wanted = tokens.clone(), tokens.clone()  # as they are brought to a GPU
-        loss = loss_of(model, there, wanted) * 1.0
-        loss.backward()  # type: ignore[no-untyped-call]
+        with dividing(model):
+            loss = loss_of(model, there, wanted) * 1.0
+            loss.backward()  # type: ignore[no-untyped-call]
         del loss
     peak: int = count.peak
     return peak

@@ -56,6 +56,10 @@ class Arena:
                 self._register(self.regions[owner])
         return self.regions[owner][start : start + elements * dtype.itemsize].view(dtype).zero_()
 
+    def carve_rest(self, owner: str) -> torch.Tensor:
+        """What nobody has carved of an owner's region so far, as bytes."""
+        return self.carve(owner, self.grants[owner] - self.used[owner], torch.uint8)
+
     def observe(self, owner: str, size: int) -> None:
         """Account `size` bytes as the measured peak of a reserved owner."""
         if size > self.grants[owner]:

@@ -1,6 +1,7 @@
 """Which rank computes which micro-batches of a step, and in what order their gradients are added up. No torch here.
 
-The batch of a step is a function of (seed, step). Its micro-batches are numbered from 0, whoever computes them.
+The batch of a step is a function of (seed, step). Where several ranks share each sequence, they count as one here
+(`sequence_parallel`). Its micro-batches are numbered from 0, whoever computes them.
 
     fast    every rank takes a run of consecutive micro-batches, adds their gradients up as it goes, and the
             collective adds up the ranks' sums, in an order of its own
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from busbar.workloads.training.errors import InvalidJob
 
 FAST, FIXED = "fast", "fixed"
+SEQUENCE_FIELD = "spec.engine.parallelism.sequence"
 MOST_LEAVES = 8
 """Of the fixed order: the most ranks that can share a step, and a bound for the partial sums that a rank holds."""
 
@@ -42,8 +44,9 @@ class Division:
     """The micro-batches of a step over the ranks."""
 
     micro_batches: int
-    ranks: int
+    ranks: int  # that have micro-batches of their own, or groups of ranks that have them together
     order: str
+    sequence: int = 1  # ranks of such a group
 
     @property
     def leaves(self) -> int:
@@ -53,7 +56,8 @@ class Division:
     def own(self, rank: int) -> list[range]:
         """The runs of micro-batches of `rank`; within one, gradients are added up one after the other."""
         if self.order == FAST:
-            first, last = (self.micro_batches * place // self.ranks for place in (rank, rank + 1))
+            group = rank // self.sequence
+            first, last = (self.micro_batches * place // self.ranks for place in (group, group + 1))
             return [range(first, last)]
         size, each = self.leaf_size, self.leaves // self.ranks
         return [range(leaf * size, (leaf + 1) * size) for leaf in range(rank * each, (rank + 1) * each)]
@@ -82,14 +86,27 @@ class Division:
         return len(self.own(0)).bit_length() - 1
 
 
-def divide(sequences: int, micro_batch: int, ranks: int, order: str) -> Division:
-    """How `ranks` share a step. Raises InvalidJob where they cannot."""
-    division = Division(sequences // micro_batch, ranks, order)
+def divide(sequences: int, micro_batch: int, ranks: int, order: str, sequence: int = 1) -> Division:
+    """How `ranks` share a step, `sequence` of them each sequence. Raises InvalidJob where they cannot."""
+    if ranks % sequence:
+        raise InvalidJob(
+            SEQUENCE_FIELD,
+            f"is {sequence}, and {ranks} pods make no groups of so many",
+            f"take {sequence} pods, or a multiple of it",
+        )
+    if sequence > 1 and order == FIXED:
+        raise InvalidJob(
+            "spec.engine.parallelism.order",
+            "fixed does not hold for sequences that pods share: their sums are rounded by the number of pods",
+            "set order: fast, or remove parallelism.sequence",
+        )
+    ranks //= sequence
+    division = Division(sequences // micro_batch, ranks, order, sequence)
     parts = f"spec.engine.batch makes {division.micro_batches} micro-batches a step"
     if ranks > division.micro_batches:
         raise InvalidJob(
             "spec.shape.maxPods",
-            f"{parts}, which are not enough for {ranks} pods",
+            f"{parts}, which are not enough for {ranks} {'pods' if sequence == 1 else f'groups of {sequence} pods'}",
             f"raise batch.sequences to {ranks * micro_batch}, lower batch.microBatch, or take fewer pods",
         )
     if order == FIXED and division.leaves % ranks:
@@ -101,7 +118,24 @@ def divide(sequences: int, micro_batch: int, ranks: int, order: str) -> Division
     return division
 
 
-def micro_batch_seed(seed: int, step: int, index: int) -> int:
-    """Of the random numbers (dropout) of one micro-batch, wherever it is computed."""
-    digest = hashlib.sha256(f"{seed}:{step}:{index}".encode()).digest()
+def divide_sequence(length: int, heads: int, kv_heads: int, ranks: int) -> None:
+    """Whether `ranks` can share sequences of this length, of a model with so many heads. Raises InvalidJob."""
+    if length % ranks:
+        raise InvalidJob(
+            SEQUENCE_FIELD,
+            f"is {ranks}, which does not divide data.sequenceLength {length}",
+            f"take a length of {length - length % ranks or ranks}, or a number that divides it",
+        )
+    if not heads or heads % ranks or kv_heads % ranks:
+        raise InvalidJob(
+            SEQUENCE_FIELD,
+            f"is {ranks}, which does not divide this model's {heads} heads of queries and {kv_heads} of keys and values",
+            "take a number that divides both",
+        )
+
+
+def micro_batch_seed(seed: int, step: int, index: int, part: int = 0) -> int:
+    """Of the random numbers (dropout) of one micro-batch, wherever it is computed; of a part of its tokens, by number."""
+    name = f"{seed}:{step}:{index}" + (f":{part}" if part else "")
+    digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

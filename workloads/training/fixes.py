@@ -169,6 +169,7 @@ def _with_micro_batch(demand: Demand, micro: int) -> Demand:
         recompute_bytes=None if demand.recompute_bytes is None else share(demand.recompute_bytes),
         swap_bytes=None if demand.swap_bytes is None else share(demand.swap_bytes),
         swapped_bytes=share(demand.swapped_bytes),
+        sequence_bytes=share(demand.sequence_bytes),
         evaluation_bytes=share(demand.evaluation_bytes),
     )
 

@@ -44,6 +44,7 @@ DEFAULT_EVERY_STEPS = 50
 DEFAULT_ORDER, DEFAULT_SHARDING = Order.FAST.value, Sharding.OPTIMIZER.value
 DEFAULTS = (
     ("parallelism.order", DEFAULT_ORDER),
+    ("parallelism.sequence", 1),
     ("loss", WHOLE),
     ("mlp", WHOLE),
     ("state", EXACT),
@@ -167,6 +168,7 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         state=engine.state.value,
         schedule=engine.schedule.value,
         order=DEFAULT_ORDER if engine.parallelism is None else engine.parallelism.order.value,
+        sequence=engine.pods_per_sequence,
         sharding=DEFAULT_SHARDING if engine.parallelism is None else engine.parallelism.sharding.value,
         scratch_disk_bytes=0 if engine.scratch_disk is None else to_bytes(engine.scratch_disk),
     )

@@ -18,10 +18,16 @@ DemandOf = Callable[[str, int], Demand]  # by what happens to activations, and t
 
 
 def longest_sequences(
-    demand_of: DemandOf, limits: MemoryLimits, modes: Iterable[str]
+    demand_of: DemandOf, limits: MemoryLimits, modes: Iterable[str], multiple: int = 1
 ) -> dict[str, dict[str, int]]:
-    """By mode and activations: tokens of the longest sequence that fits; 0: not even the shortest does."""
-    return {mode: {way: _longest(partial(demand_of, way), limits, mode) for way in WAYS} for mode in modes}
+    """By mode and activations: tokens of the longest sequence that fits, a multiple of `multiple`; 0: not even the shortest
+    does."""
+
+    def longest(mode: str, way: str) -> int:
+        found = _longest(partial(demand_of, way), limits, mode)
+        return found - found % multiple
+
+    return {mode: {way: longest(mode, way) for way in WAYS} for mode in modes}
 
 
 def _longest(demand_of: Callable[[int], Demand], limits: MemoryLimits, mode: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from busbar.workloads.training import adapter as adapters
-from busbar.workloads.training import tiled_mlp
+from busbar.workloads.training import sequence_parallel, tiled_mlp
 from busbar.workloads.training.activations import peak_activation_bytes
 from busbar.workloads.training.block_slots import frozen_in_blocks, shares_blocks
 from busbar.workloads.training.division import FIXED, divide
@@ -21,6 +22,7 @@ from busbar.workloads.training.freeze import freeze, frozen
 from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.plan import AGAIN, Demand, aligned
 from busbar.workloads.training.saved_model import FIELD, check_files, vectors
+from busbar.workloads.training.sequence_parallel import Imagined, SequencePart
 from busbar.workloads.training.settings import TILED, ZEROTH_ORDER, Adapter, EngineSpec
 from busbar.workloads.training.state_file import is_finite
 from busbar.workloads.training.tiled_loss import tile, token_losses
@@ -42,13 +44,15 @@ class ModelRecipe:
     freeze: tuple[str, ...] = ()
     tiled: bool = False  # logits
     tiled_mlps: bool = False
+    sequence: int = 1  # ranks that share each sequence
 
     def empty(self) -> torch.nn.Module:
         """The architecture with arbitrary weights (also under fake tensors), without an adapter."""
         from transformers import AutoModelForCausalLM
 
         make: Any = AutoModelForCausalLM.from_config
-        model: torch.nn.Module = make(self.config, dtype=self.dtype)
+        config = copy.deepcopy(self.config)  # which `sequence_parallel` changes
+        model: torch.nn.Module = make(config, dtype=self.dtype)
         return model
 
     def build(self) -> torch.nn.Module:
@@ -69,12 +73,18 @@ class ModelRecipe:
             return self._empty_frozen
         with torch.device("meta"):
             model = adapters.attach(self.empty(), self.adapter, self.seed)
-        return lambda: self._tiled(adapters.on_device(model, device))
+        return lambda: self._shared(self._tiled(adapters.on_device(model, device)))
 
     def _empty_frozen(self) -> torch.nn.Module:
         model = self.empty()
         freeze(model, self.freeze)
-        return self._tiled(model)
+        return self._shared(self._tiled(model))
+
+    def _shared(self, model: torch.nn.Module) -> torch.nn.Module:
+        """As one of the ranks that share each sequence has it, for shapes alone."""
+        if self.sequence == 1:
+            return model
+        return sequence_parallel.attach(model, SequencePart(Imagined(self.sequence)))
 
     def _load(self, folder: Path) -> torch.nn.Module:
         """The saved weights: all that the model needs, in its shapes, and no others."""
@@ -160,6 +170,8 @@ def open_model(spec: EngineSpec, folder: Path | None, vocab_size: int, end_of_te
         raise InvalidJob(where, f"describes a {config.model_type} model without {lacking}", "correct it")
     if size < vocab_size:
         raise InvalidJob(where, f"vocab_size {size} is less than the tokenizer's {vocab_size}", "raise it")
+    if spec.sequence > 1:
+        sequence_parallel.refuse(config, spec.data.sequence_length, spec.sequence)
     return ModelRecipe(
         config,
         folder,
@@ -169,6 +181,7 @@ def open_model(spec: EngineSpec, folder: Path | None, vocab_size: int, end_of_te
         spec.freeze,
         spec.loss == TILED,
         spec.mlp == TILED,
+        spec.sequence,
     )
 
 
@@ -231,7 +244,7 @@ def check_causal(model: torch.nn.Module, vocabulary: int) -> None:
 
 def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device, ranks: int = 1) -> Demand:
     """Group sizes and peak activations, found on fake tensors: nothing is allocated. Raises InvalidJob."""
-    division = divide(spec.batch.sequences, spec.batch.micro_batch, ranks, spec.order)
+    division = divide(spec.batch.sequences, spec.batch.micro_batch, ranks, spec.order, spec.sequence)
     try:
         model, peaks = peak_activation_bytes(
             recipe.shadow(device),
@@ -279,6 +292,8 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device, 
         recompute_bytes=peaks.recomputed,
         swap_bytes=peaks.swapped,
         swapped_bytes=peaks.on_host,
+        sequence=spec.sequence,
+        sequence_bytes=sequence_parallel.exchanged_bytes(model),
         zeroth_order=spec.optimizer.name == ZEROTH_ORDER,
     )
 

@@ -11,7 +11,8 @@ Device bytes (AdamW, P parameters, w bytes per weight: 4 for float32, 2 for bflo
     optimizer     s R / N    s = 8 (fp32 m and v; 4 in bf16, 2.03 in int8), plus 2 for the low half of the master weight
                              under bfloat16; R = parameters of the groups whose state is resident; N ranks share it evenly
     exchange      over several ranks or in fixed order: the largest group's gradients, and in fast order a rank's
-                             slice of them beside; once more the largest group's where gradients are divided
+                             slice of them beside; once more the largest group's where gradients are divided;
+                             twice a micro-batch's queries where ranks share sequences
     staging       slots x chunk x s, and under bfloat16 8 bytes per element of one chunk, for its gradient
                              and its master weight in fp32, and as much for its moments in a reduced format; nothing when
                              all state is resident, exact and in float32. Three slots
@@ -131,6 +132,8 @@ class Demand:
     recompute_bytes: int | None = None  # `activation_bytes` when they are recomputed; None: they cannot be
     swap_bytes: int | None = None  # the same when inputs of blocks are on the host; None: they cannot be
     swapped_bytes: int = 0  # of these
+    sequence: int = 1  # ranks that share each sequence
+    sequence_bytes: int = 0  # the most that ranks which share a sequence exchange at once
     memory_copies: int = 0  # of the state in host memory, beside the checkpoints (see `memory_copy`)
     state: str = EXACT  # format of AdamW's moments: exact | bf16 | int8
     zeroth_order: bool = False  # there is no backward pass (see `zeroth_plan`)
@@ -191,7 +194,8 @@ class Demand:
         if self.ranks == 1 and not self.fixed_order:
             return 0
         filled = 0 if self.divided == OPTIMIZER else aligned(largest)
-        return filled + aligned(largest) + (0 if self.fixed_order else aligned(largest // self.ranks))
+        own = 0 if self.fixed_order else aligned(largest // self.ranks)
+        return filled + aligned(largest) + own + 2 * aligned(self.sequence_bytes)
 
     @property
     def divided(self) -> str:
@@ -250,6 +254,7 @@ class MemoryPlan:
     why_mode: str = ""  # it was chosen; "": the job says so
     state: str = EXACT  # the format of the moments
     sharding: str = OPTIMIZER  # what `ranks` divide among them
+    sequence: int = 1  # of them share each sequence
     ranks: int = 1
 
     @property
@@ -277,6 +282,7 @@ class MemoryPlan:
         rows += [f"schedule: {GATED if self.gated else BLOCKING}"]
         rows += [f"moments: {self.state}"] if self.state != EXACT else []
         rows += [f"sharding: {DIVIDED[self.sharding]} among {self.ranks} ranks"] if self.ranks > 1 else []
+        rows += [f"sequences: {self.sequence} ranks share each sequence"] if self.sequence > 1 else []
         rows += [f"device {shown_bytes(self.device_bytes)} ({limit})"]
         rows += [f"  {owner:<12} {shown_bytes(size):>12}" for owner, size in self.device.items() if size]
         limit = (
@@ -375,6 +381,7 @@ def lay_out(
             why=why_activations(demand, way),
             gated=is_gated(demand, offloaded),
             sharding=demand.divided,
+            sequence=demand.sequence,
             ranks=demand.ranks,
             state=demand.state,
         ),

@@ -145,14 +145,16 @@ def answer_for(
     """
     from busbar.scheduler.fit import unknown_patterns
     from busbar.scheduler.fit.speed import hiding_tokens
-    from busbar.workloads.training.division import divide
+    from busbar.workloads.training.division import divide, divide_sequence
     from busbar.workloads.training.longest import longest_sequences
     from busbar.workloads.training.plan import COPIES
     from busbar.workloads.training.sizing import batch_shape
 
     batch = batch_shape(spec)
     shape, positions = _shape(spec, claims)
-    division = divide(spec.batch.sequences, spec.batch.micro_batch, pods, spec.order)
+    division = divide(spec.batch.sequences, spec.batch.micro_batch, pods, spec.order, spec.sequence)
+    if spec.sequence > 1:
+        divide_sequence(spec.data.sequence_length, shape.heads, shape.kv_heads, spec.sequence)
 
     def needed(of: BatchShape) -> Demand:
         whole = demand_of(
@@ -173,6 +175,7 @@ def answer_for(
         "accelerator": machine.accelerator.name,
         "pods": pods,
         "sharding": spec.sharding,
+        "podsPerSequence": spec.sequence,
         "deviceBytes": limits.device_bytes,
         "hostBytes": limits.host_bytes,
         "mode": spec.mode,
@@ -184,7 +187,10 @@ def answer_for(
     if longest:
         answer |= {"microBatch": spec.batch.micro_batch, "maxPositions": positions}
         answer["longest"] = longest_sequences(
-            lambda way, tokens: needed(replace(batch, sequence_length=tokens, activations=way)), limits, MODES
+            lambda way, tokens: needed(replace(batch, sequence_length=tokens, activations=way)),
+            limits,
+            MODES,
+            spec.sequence,
         )
     return answer
 
@@ -265,6 +271,7 @@ def demand_of(
     from busbar.scheduler.fit import freezes_all, frozen_parts
     from busbar.scheduler.fit.memory import (
         activations,
+        exchanged_parts,
         forward_activations,
         logit_rows,
         swapped_activations,
@@ -288,7 +295,8 @@ def demand_of(
             "leaves nothing to train, as its patterns match every parameter",
             "take one of them out",
         )
-    evaluation = 8 * logit_rows(batch) * shape.vocabulary  # logits, and their softmax
+    alone = replace(batch, sequence_parallel=1)
+    evaluation = 8 * logit_rows(alone) * shape.vocabulary  # logits, and their softmax
     kept, recomputed, swapped = (
         activations(shape, replace(batch, activations=way)) for way in (KEEP, RECOMPUTE, SWAP)
     )
@@ -307,6 +315,7 @@ def demand_of(
         recompute_bytes=recomputed,
         swap_bytes=swapped,
         swapped_bytes=swapped_activations(shape, batch),
+        sequence_bytes=exchanged_parts(shape, batch),
         state=batch.state,
         zeroth_order=batch.is_zeroth_order,
         schedule=schedule,
@@ -327,7 +336,8 @@ def over_ranks(demand: Demand, division: Division, sharding: str) -> Demand:
     from busbar.workloads.training.division import FIXED
     from busbar.workloads.training.plan import GroupSize
 
-    ranks, unit = division.ranks, 1024 * division.ranks
+    ranks = division.ranks * division.sequence
+    unit = 1024 * ranks
     return replace(
         demand,
         groups=tuple(GroupSize(each.name, -(-each.parameters // unit) * unit) for each in demand.groups),
@@ -406,6 +416,10 @@ def as_text(answer: Mapping[str, Any]) -> str:
     if answer["pods"] > 1:
         rows.append(
             f"Memory is that of each of {answer['pods']} pods, which divide {DIVIDED[answer['sharding']]}. The time of their exchange is not in the prediction."
+        )
+    if answer["podsPerSequence"] > 1:
+        rows.append(
+            f"{answer['podsPerSequence']} pods share each sequence, and activations are those of their part."
         )
     if answer["adapter"] is not None:
         rows.append(

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from busbar.workloads.training.sequence_parallel import Exchange
 from busbar.workloads.training.world import World
 
 T = TypeVar("T")
@@ -50,6 +51,9 @@ class Ranks(Protocol):
     def at(self, place: str) -> None:
         """Say where this rank is, for the case that it does not come back from there."""
 
+    def neighbours(self, size: int) -> Exchange:
+        """The group of `size` consecutive ranks that this one is in; all ranks make theirs at the same time."""
+
 
 class Alone:
     """One process."""
@@ -80,6 +84,20 @@ class Alone:
 
     def at(self, place: str) -> None:
         return
+
+    def neighbours(self, size: int) -> Exchange:
+        return self
+
+
+class Neighbours:
+    """Some consecutive ranks of a gang."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank % size, size
+        self._group, _ = dist.new_subgroups(size)
+
+    def all_to_all(self, parts: torch.Tensor, whole: torch.Tensor) -> None:
+        dist.all_to_all_single(_bytes(parts), _bytes(whole), group=self._group)
 
 
 class Gang:
@@ -125,6 +143,9 @@ class Gang:
 
     def at(self, place: str) -> None:
         self._at(place)
+
+    def neighbours(self, size: int) -> Exchange:
+        return Neighbours(self.rank, size)
 
     def close(self) -> None:
         dist.destroy_process_group()

@@ -24,6 +24,7 @@ def batch_shape(spec: EngineSpec) -> BatchShape:
         spec.optimizer.name,
         spec.state,
         spec.mlp,
+        spec.sequence,
     )
 
 

@@ -97,9 +97,13 @@ class Spread:
                 stand_by()
                 shards.pass_by()
             else:
-                torch.manual_seed(micro_batch_seed(self._seed, step, each.index))
+                torch.manual_seed(self._seed_of(step, each.index))
                 losses[each.index] = work(part)
             shards.finish()
+
+    def _seed_of(self, step: int, index: int) -> int:
+        part = self.ranks.rank % self._division.sequence
+        return micro_batch_seed(self._seed, step, index, part)
 
     def _whole(
         self,
@@ -115,7 +119,7 @@ class Spread:
                 for flat in self._groups:
                     flat.gradients.zero_()
             for index in leaf:
-                torch.manual_seed(micro_batch_seed(self._seed, step, index))
+                torch.manual_seed(self._seed_of(step, index))
                 if (part := parts[index]) is not None:
                     losses[index] = work(part)
             computed()

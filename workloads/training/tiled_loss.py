@@ -13,6 +13,7 @@ model that does more behind its head, such as capping logits, is refused (`check
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from busbar.scheduler.fit.memory import TILE_TOKENS
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.packing import IGNORED
 from busbar.workloads.training.recompute import run_again_in_backward
+from busbar.workloads.training.sequence_parallel import active_part
 
 TILE = TILE_TOKENS
 """Part of what a run computes: another number changes roundings."""
@@ -43,11 +45,11 @@ class Tiles:
     def _head(self, hidden: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
         return hidden if self._passes else self._compute(hidden, *rest, **named)
 
-    def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
+    def hidden(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """[tokens, width]: what the head is given."""
         self._passes = True
         try:
-            found: torch.Tensor = self._model(input_ids=tokens, use_cache=False).logits
+            found: torch.Tensor = self._model(**given, use_cache=False).logits
         finally:
             self._passes = False
         return found.flatten(0, 1)
@@ -56,19 +58,21 @@ class Tiles:
         logits = self._compute(hidden).float()
         return F.cross_entropy(logits, wanted, ignore_index=IGNORED, reduction=reduction)
 
-    def mean(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The mean loss of the labels that are learned, each predicted by the token before it."""
-        wanted = F.pad(labels[:, 1:], (0, 1), value=IGNORED).flatten()
-        count = (wanted != IGNORED).sum()
-        total = torch.zeros((), device=tokens.device)
-        for part, own in zip(torch.split(self.hidden(tokens), TILE), torch.split(wanted, TILE), strict=True):
+    def total(self, given: Mapping[str, torch.Tensor], wanted: torch.Tensor) -> torch.Tensor:
+        """The sum of the losses of the tokens [rows, length] that are `wanted`, each predicted by the one before it."""
+        total = torch.zeros((), device=wanted.device)
+        for part, own in zip(
+            torch.split(self.hidden(given), TILE), torch.split(wanted.flatten(), TILE), strict=True
+        ):
             total = total + run_again_in_backward(self._losses, (part, own, "sum"), {})
-        return total / count
+        return total
 
     def each(self, tokens: torch.Tensor) -> torch.Tensor:
         """[rows, length - 1] float32: the loss of each token but the first of its row."""
         wanted = F.pad(tokens[:, 1:], (0, 1), value=IGNORED).flatten()
-        parts = zip(torch.split(self.hidden(tokens), TILE), torch.split(wanted, TILE), strict=True)
+        parts = zip(
+            torch.split(self.hidden({"input_ids": tokens}), TILE), torch.split(wanted, TILE), strict=True
+        )
         found = torch.cat([self._losses(part, own, "none") for part, own in parts])
         return found.view(tokens.shape)[:, :-1]
 
@@ -89,21 +93,30 @@ def _tiles(model: nn.Module) -> Tiles | None:
 
 
 def loss_of(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The mean loss of a micro-batch [rows, length]."""
-    tiles = _tiles(model)
+    """The mean loss of a micro-batch [rows, length]; of a rank's part of the tokens, its share of that."""
+    tiles, part = _tiles(model), active_part(model)
+    if tiles is None and part is None:
+        loss: torch.Tensor = model(input_ids=tokens, labels=labels, use_cache=False).loss
+        return loss
+    wanted = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    count = (wanted != IGNORED).sum()
+    given = {"input_ids": tokens}
+    if part is not None:
+        given, wanted = part.inputs(tokens), part.own(wanted)
     if tiles is not None:
-        return tiles.mean(tokens, labels)
-    loss: torch.Tensor = model(input_ids=tokens, labels=labels, use_cache=False).loss
-    return loss
+        return tiles.total(given, wanted) / count
+    logits = model(**given, use_cache=False).logits.float().flatten(0, 1)
+    return F.cross_entropy(logits, wanted.flatten(), ignore_index=IGNORED, reduction="sum") / count
 
 
 def run_forward(model: nn.Module, tokens: torch.Tensor) -> None:
     """A forward pass whose result nobody wants; its logits, in tiles, are not made."""
-    tiles = _tiles(model)
+    tiles, part = _tiles(model), active_part(model)
+    given = {"input_ids": tokens} if part is None else part.inputs(tokens)
     if tiles is None:
-        model(input_ids=tokens, use_cache=False)
+        model(**given, use_cache=False)
     else:
-        tiles.hidden(tokens)
+        tiles.hidden(given)
 
 
 def token_losses(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
@@ -130,7 +143,7 @@ def check(model: nn.Module, vocabulary: int) -> None:
         with torch.no_grad():
             whole = float(model.eval()(input_ids=tokens, labels=tokens, use_cache=False).loss)
             try:
-                tiled = float(tiles.mean(tokens, tokens))
+                tiled = float(loss_of(model, tokens, tokens))
             except RuntimeError:  # the head is not given what it takes
                 tiled = float("nan")
     finally:

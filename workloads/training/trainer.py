@@ -25,7 +25,7 @@ import torch
 
 from busbar.workloads.machine.direct_file import ScratchFile
 from busbar.workloads.machine.streams import CallerStream, Streams, WorkerStream, open_streams
-from busbar.workloads.training import tiled_loss, tiled_mlp
+from busbar.workloads.training import sequence_parallel, tiled_loss, tiled_mlp
 from busbar.workloads.training.activations import LiveBytes, known_tensors
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.block_slots import BlockSlots
@@ -44,6 +44,7 @@ from busbar.workloads.training.peer_slots import PeerSlots
 from busbar.workloads.training.plan import AGAIN, SWAP, MemoryPlan
 from busbar.workloads.training.ranks import Alone, Ranks
 from busbar.workloads.training.recompute import recompute_blocks
+from busbar.workloads.training.sequence_parallel import SequencePart, dividing
 from busbar.workloads.training.settings import OPTIMIZER, ZEROTH_ORDER, EngineSpec
 from busbar.workloads.training.snapshot import Snapshot
 from busbar.workloads.training.spread import Spread
@@ -126,11 +127,19 @@ class Trainer:
             self.blocks.refresh()
         if self.perturbation is not None:
             self.perturbation.watch(self.model)
+        self.sequence: SequencePart | None = None  # None: sequences are whole
+        if spec.sequence > 1:
+            self.sequence = SequencePart(ranks.neighbours(spec.sequence))
+            sequence_parallel.attach(self.model, self.sequence)
         self.peers: PeerSlots | None = None  # None: the weights are whole on this rank
         if not self.groups[0].has_whole_weights:
             again = plan.activations in AGAIN
             self.peers = PeerSlots(
                 self.model, self.groups, ranks, self.device_arena, recomputes=again, swap=self.swap
+            )
+        if self.sequence is not None:
+            sequence_parallel.check(
+                self.model, recipe.config.vocab_size, spec.data.sequence_length, ranks.most
             )
         check_causal(self.model, recipe.config.vocab_size)
         tiled_loss.check(self.model, recipe.config.vocab_size)
@@ -140,6 +149,8 @@ class Trainer:
         elif self.peers is None and plan.activations in AGAIN:
             recompute_blocks(self.model, self.swap)
         self.spread = self._make_spread(ranks)
+        if self.sequence is not None:
+            self.sequence.take(self.device_arena.carve_rest("exchange"))
         norm: Norm = ParameterNorm(self.groups) if self.spread is None else RowNorm(self.groups, ranks)
         self.disk: ScratchFile | None = None  # None: no state is there
         self.optimizer = self._make_optimizer(home, norm, scratch, fused=fused)
@@ -161,7 +172,7 @@ class Trainer:
         batch, order = self.spec.batch, self.spec.order
         if ranks.size == 1 and order != FIXED:
             return None
-        division = divide(batch.sequences, batch.micro_batch, ranks.size, order)
+        division = divide(batch.sequences, batch.micro_batch, ranks.size, order, self.spec.sequence)
         shards = None
         if self.plan.sharding != OPTIMIZER:
             before = (lambda index: None) if self.peers is None else self.peers.before_backward
@@ -266,7 +277,7 @@ class Trainer:
         """Take part in a forward pass that other ranks make, and this one does not."""
         if self.peers is not None:
             shape = self.spec.batch.micro_batch, self.spec.data.sequence_length
-            with torch.no_grad():
+            with torch.no_grad(), dividing(self.model):
                 tokens = torch.zeros(shape, dtype=torch.long, device=self.device)
                 run_forward(self.model, tokens)
         self.gates.reach_all()
@@ -318,6 +329,10 @@ class Trainer:
         return scale(loss_of(self.model, there, wanted))
 
     def _micro_batch(self, tokens: torch.Tensor, labels: torch.Tensor, scale: Scale) -> torch.Tensor:
+        with dividing(self.model):
+            return self._passes(tokens, labels, scale)
+
+    def _passes(self, tokens: torch.Tensor, labels: torch.Tensor, scale: Scale) -> torch.Tensor:
         loss = self.loss(tokens, labels, scale)
         self.clock.ended("forward")
         if self.perturbation is not None:
