@@ -60,6 +60,13 @@ class TileForm(StrEnum):
     TILED = "tiled"
 
 
+class GradientSums(StrEnum):
+    """The type in which gradients of a step's micro-batches are added up."""
+
+    WEIGHTS = "weights"
+    FLOAT32 = "float32"
+
+
 class UpdateSchedule(StrEnum):
     """Whether the next forward pass runs beside the optimizer's updates."""
 
@@ -411,6 +418,16 @@ class TrainingEngine(SpecModel):
             holds=lambda engine: engine.optimizer.warmup_steps <= engine.steps,
         ),
         Rule(
+            cel="!has(self.optimizer) || self.optimizer.name != 'ZerothOrder' || !has(self.gradientSums) || "
+            "self.gradientSums == 'weights'",
+            message="optimizer.name: ZerothOrder has no gradients to add up; remove gradientSums",
+            field_path=".gradientSums",
+            holds=lambda engine: (
+                engine.optimizer.name is not OptimizerName.ZEROTH_ORDER
+                or engine.gradient_sums is GradientSums.WEIGHTS
+            ),
+        ),
+        Rule(
             cel="!has(self.optimizer) || self.optimizer.name != 'ZerothOrder' || "
             "((!has(self.mode) || self.mode != 'optimizer-offload') && !has(self.scratchDisk) && "
             "(!has(self.activations) || self.activations == 'auto'))",
@@ -524,6 +541,12 @@ class TrainingEngine(SpecModel):
         description="whole computes the MLPs of the blocks for all tokens of a micro-batch at once; tiled for a sixteenth of "
         "them, at least 512, which backward computes again: for long sequences. Gradients are rounded differently, and "
         "equal on every placement.",
+    )
+    gradient_sums: GradientSums = Field(
+        default=GradientSums.WEIGHTS,
+        description="Type in which the gradients of a step's micro-batches, and of pods, are added up: weights is that of the "
+        "weights, in which bfloat16 loses the small terms of many micro-batches; float32 loses none of them, and takes "
+        "two bytes more a trained parameter with bfloat16.",
     )
     schedule: UpdateSchedule = Field(
         default=UpdateSchedule.AUTO,

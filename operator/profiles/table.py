@@ -145,6 +145,7 @@ def workload(job: TrainingJob) -> Workload:
         freeze=tuple(engine.freeze or ()),
         loss=engine.loss.value,
         mlp=engine.mlp.value,
+        gradient_sums=engine.gradient_sums.value,
         sequence_parallel=engine.pods_per_sequence,
         optimizer=engine.optimizer.name.value,
         state=engine.state.value,

@@ -32,6 +32,8 @@ def workload_class(model: ModelShape, batch: BatchShape) -> str:
         del shape["state"]
     if batch.mlp == WHOLE:
         del shape["mlp"]
+    if batch.gradient_bytes == batch.weight_bytes:
+        del shape["gradient_sums"]
     if batch.sequence_parallel == 1:
         del shape["sequence_parallel"]
     if not batch.scratch_disk_bytes:

@@ -3,10 +3,10 @@
 With P parameters of w bytes (4 in float32, 2 in bfloat16), of which T are trained, and AdamW:
 
     weights      w P
-    gradients    w T          kept until the global norm is known
+    gradients    g T          kept until the global norm is known; g = w, or 4 where they are added up in float32
     optimizer    s T          s = 8 (two float32 moments; 4 in bf16, 2.03 in int8), and in bfloat16 2 for the low half of the
                               master weight
-    staging      three chunks of state on their way; in bfloat16 also a chunk's gradient and master in float32, and of
+    staging      three chunks of state on their way; in bfloat16 also a chunk's master, and a gradient in bfloat16, in float32; of
                  reduced moments a chunk's in float32
     activations  of one micro-batch, of its tokens that this pod has. Kept: per token and block about 14 hidden + 3 intermediate elements, in bfloat16
                  16 hidden (attention scores are recomputed, never kept: true of fused kernels, without attention
@@ -33,7 +33,7 @@ A zeroth-order run has no gradients and no moments, keeps no activations, and in
 has moved copies of the largest block's weights and of those around the blocks.
 
 Over the N pods of a gang (`Gang`) the optimizer is s T / N, and so are the chunks and the buffers. Gradients are
-w T / N where they are divided, the weights that are trained as well where those are, beside the largest block's and
+g T / N where they are divided, the weights that are trained as well where those are, beside the largest block's and
 those of what stands around the blocks. Pods that share sequences exchange a micro-batch's queries, and have room for them
 twice. A fixed order keeps sums of gradients, and pods exchange the largest group's.
 
@@ -121,7 +121,9 @@ def _scratch_bytes(batch: BatchShape, chunk: int) -> int:
     """What updates need beside a chunk of so many parameters."""
     narrow = 0 if batch.state == EXACT else 8 * chunk
     narrow += 4 * min(_NARROW_RUN, chunk) if batch.state == INT8 else 0
-    return narrow + (0 if batch.dtype == "float32" else 8 * chunk)
+    if batch.dtype == "float32":
+        return narrow
+    return narrow + (4 if batch.gradient_bytes == 4 else 8) * chunk
 
 
 def logit_rows(batch: BatchShape) -> int:
@@ -225,21 +227,22 @@ def memory(model: ModelShape, batch: BatchShape, mode: str, gang: Gang = ALONE) 
         raise ValueError(f"no memory formula for the mode {mode!r}; known are {', '.join(MODES)}")
     parameters, weight, each = model.parameters, batch.weight_bytes, state_bytes(batch)
     trained = parameters - frozen_parameters(model, batch.freeze)
-    made, gradients, state = parameters * weight, trained * weight, int(trained * each)
+    made, gradients, state = parameters * weight, trained * batch.gradient_bytes, int(trained * each)
     chunk = min(_MAX_CHUNK, max(_MIN_CHUNK, trained // gang.ranks // 64))
     scratch = _scratch_bytes(batch, chunk)
-    buffers = 2 * min(_MAX_BLOCK, max(_MIN_BLOCK, (gradients + state) // gang.ranks // 32))
+    buffers = 2 * min(_MAX_BLOCK, max(_MIN_BLOCK, (trained * weight + state) // gang.ranks // 32))
     if mode == PARAMETER_OFFLOAD:
         block = _largest_block(model, batch)
         frozen = frozen_parts(model, batch.freeze)
         outer = parameters - model.layers * model.layer_parameters
         trained_outer = outer - sum(size for part, size in frozen.items() if not part.startswith("block-"))
-        on_device = (outer + trained_outer + 2 * model.layer_parameters + 2 * block) * weight
+        on_device = (outer + 2 * model.layer_parameters) * weight
+        on_device += (trained_outer + 2 * block) * batch.gradient_bytes
         home = made - (outer - trained_outer) * weight
         on_disk = min(state, batch.scratch_disk_bytes)
         kept = state - on_disk + (int(3 * chunk * each) if on_disk else 0)
-        on_host = home + gradients + kept + block * weight + scratch + buffers + min(made, _EXPORT_BYTES)
-        on_host += _swapped(model, batch)
+        on_host = home + gradients + kept + block * batch.gradient_bytes + scratch + buffers
+        on_host += min(made, _EXPORT_BYTES) + _swapped(model, batch)
         return Footprint(
             on_device + activations(model, keeping_none(batch)) + RUNTIME_BYTES, max(made + home, on_host)
         )
@@ -252,7 +255,7 @@ def memory(model: ModelShape, batch: BatchShape, mode: str, gang: Gang = ALONE) 
     )
     running = (own_state if offloaded else 0) + buffers + min(made, _EXPORT_BYTES) + _swapped(model, batch)
     if gang.ranks > 1 and gang.sharding == "parameters":
-        running += gradients  # the weights that are trained, gathered to be written
+        running += trained * weight  # the weights that are trained, gathered to be written
     return Footprint(device + activations(model, batch) + RUNTIME_BYTES, max(made, running))
 
 
@@ -290,18 +293,18 @@ def _weights_and_gradients(model: ModelShape, batch: BatchShape, gang: Gang) -> 
     """Bytes of one pod, with what they are exchanged through."""
     weight, frozen = batch.weight_bytes, frozen_parameters(model, batch.freeze)
     parameters = model.parameters
-    trained = (parameters - frozen) * weight
-    made, sums = parameters * weight, 1 + gang.sums(batch)
-    block, outer = _largest_block(model, batch) * weight, [size * weight for size in _outer(model, batch)]
-    largest = max(block, *outer)
+    trained, each = parameters - frozen, batch.gradient_bytes
+    gradients, made, sums = trained * each, parameters * weight, 1 + gang.sums(batch)
+    block, outer = _largest_block(model, batch), _outer(model, batch)
+    largest = max(block, *outer) * each
     exchanged = largest + (0 if gang.fixed_order else largest // gang.ranks)
     if gang.ranks == 1:
-        return made + trained * sums + (exchanged if gang.fixed_order else 0)
+        return made + gradients * sums + (exchanged if gang.fixed_order else 0)
     if gang.sharding == "optimizer":
-        return made + trained * sums + exchanged
-    gradients = trained // gang.ranks * sums + (trained if gang.keeps_leaves(batch) else 0)
+        return made + gradients * sums + exchanged
+    gradients = gradients // gang.ranks * sums + (gradients if gang.keeps_leaves(batch) else 0)
     if gang.sharding == "parameters":
-        made += trained // gang.ranks - trained + block + sum(outer)
+        made += (trained // gang.ranks - trained + block + sum(outer)) * weight
     return made + gradients + exchanged + largest
 
 

@@ -135,10 +135,16 @@ class BatchShape:
     """"whole", or "tiled": the MLPs of the blocks are computed for `mlp_tile_rows` tokens at a time, and twice."""
     sequence_parallel: int = 1
     """Accelerators that share each sequence."""
+    gradient_sums: str = "weights"
+    """Type of gradients: "weights", as those, or "float32"."""
 
     @property
     def weight_bytes(self) -> int:
         return 2 if self.dtype == "bfloat16" else 4
+
+    @property
+    def gradient_bytes(self) -> int:
+        return 4 if self.gradient_sums == "float32" else self.weight_bytes
 
     @property
     def is_zeroth_order(self) -> bool:

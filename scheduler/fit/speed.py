@@ -158,9 +158,10 @@ def _streamed_s(
 ) -> float:
     """Of a step whose weights are on the host. On a CPU nothing runs beside anything else."""
     trained = model.parameters - frozen_parameters(model, batch.freeze)
-    touched = trained * (2 * state_bytes(batch) + 4 * batch.weight_bytes + NARROWING[batch.state])
+    read = 2 * batch.weight_bytes + 2 * batch.gradient_bytes
+    touched = trained * (2 * state_bytes(batch) + read + NARROWING[batch.state])
     weights = model.layer_parameters * batch.weight_bytes
-    gradients = trained * batch.weight_bytes // model.layers
+    gradients = trained * batch.gradient_bytes // model.layers
     micro_batches = batch.sequences // batch.micro_batch
     compute_s = _compute_s(model, keeping_none(batch), device, accelerators)
     if device.name == "cpu":
@@ -226,7 +227,8 @@ def _update_s(model: ModelShape, batch: BatchShape, share: float, device: Accele
     """Seconds in which all parameters are updated, if their state is there."""
     trained = model.parameters - frozen_parameters(model, batch.freeze)
     state = trained * state_bytes(batch)
-    touched = 2 * state + trained * (3 * batch.weight_bytes + NARROWING[batch.state])
+    read = 2 * batch.weight_bytes + batch.gradient_bytes
+    touched = 2 * state + trained * (read + NARROWING[batch.state])
     touched_s = touched / (device.memory_gb_per_s * 1e9)
     if device.name == "cpu":
         return touched_s * (1 + (COPIES_ON_A_CPU - 1) * share)

@@ -55,6 +55,7 @@ def engine_job() -> JSON:
                 "activations": "recompute",
                 "loss": "tiled",
                 "mlp": "tiled",
+                "gradientSums": "weights",
                 "schedule": "gated",
                 "freeze": ["model.embed_tokens.*", "model.layers.[0-3].*"],
                 "state": "exact",

@@ -74,6 +74,12 @@ SUSPENDED: Change = {"spec/suspend": True}
 RUNNING: Change = {}
 DATA: dict[str, Any] = {"uri": "pvc://rows/a.jsonl"}
 FAST: Change = {"spec/engine/parallelism": {"order": "fast"}}
+ZEROTH_ORDER: Change = {
+    "spec/engine/optimizer/name": "ZerothOrder",
+    "spec/engine/activations": "auto",
+    "spec/engine/mode": "auto",
+    "spec/engine/parallelism": {"order": "fast"},
+}
 SHARED: Change = {"spec/engine/parallelism": {"sequence": 2}}
 FIXED = "cannot change after creation"
 WHILE_SUSPENDED = "can change only while spec.suspend is true"
@@ -268,6 +274,14 @@ TRAINING = (
         "mode: parameter-offload runs in one process",
         {"spec/engine/mode": "parameter-offload", "spec/engine/parallelism": {"order": "fixed"}},
         {"spec/engine/mode": "parameter-offload", **FAST},
+    ),
+    Row(
+        m.engine_job,
+        "spec.engine",
+        "ZerothOrder has no gradients to add up",
+        {**ZEROTH_ORDER, "spec/engine/gradientSums": "float32"},
+        {**ZEROTH_ORDER, "spec/engine/gradientSums": "weights"},
+        blames="spec.engine.gradientSums",
     ),
     Row(
         m.engine_job,

@@ -47,6 +47,7 @@ def train_plainly(
     begin: Callable[[int, int], None] = lambda step, index: None,
     updated: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None,
     frozen: Callable[[str], bool] = lambda name: False,
+    wide: bool = False,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and final weights of `torch.optim.AdamW` (on fp32 master copies when `dtype` is narrower).
 
@@ -54,7 +55,7 @@ def train_plainly(
     skipped. With `labels` the loss of a step is the mean over its labels that are not -100. With `leaves` the
     micro-batches are cut into as many runs, whose gradients are added up as a balanced binary tree, and the norm is that
     of the norms of runs of 1024 elements. `begin` is called before each micro-batch, and `updated` after each update. Parameters
-    whose name is `frozen` are not trained.
+    whose name is `frozen` are not trained. With `wide` the gradients of micro-batches are added up in float32.
     """
     given = {"vocab_size": vocab_size, "bos_token_id": 0, "eos_token_id": 0, **config}
     torch.manual_seed(seed)
@@ -63,7 +64,7 @@ def train_plainly(
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not frozen(name))
     return train_model_plainly(
-        model, batches, micro_batch, settings, fused, dtype, spoil, labels, leaves, begin, updated
+        model, batches, micro_batch, settings, fused, dtype, spoil, labels, leaves, begin, updated, wide
     )
 
 
@@ -79,6 +80,7 @@ def train_model_plainly(
     leaves: int | None = None,
     begin: Callable[[int, int], None] = lambda step, index: None,
     updated: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None,
+    wide: bool = False,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The same for a model that exists; parameters without `requires_grad` are not trained."""
     model.train()
@@ -96,11 +98,16 @@ def train_model_plainly(
         eps=settings.get("eps", 1e-8),
         fused=fused,
     )
+    wide = wide and dtype != torch.float32
+    for parameter in narrow if wide else ():
+        parameter.grad_dtype = torch.float32  # also of the parts that a tied tensor has in one micro-batch
+    summed = masters if wide else narrow  # that have the gradients of a step
     losses = []
     for step, batch in enumerate(batches):
         for group in optimizer.param_groups:
             group["lr"] = plain_rate(settings, step, len(batches))
-        model.zero_grad(set_to_none=True)
+        for parameter in [*narrow, *masters]:
+            parameter.grad = None
         total = torch.zeros(())
         parts = torch.split(batch, micro_batch)
         wanted = parts if labels is None else torch.split(labels[step], micro_batch)
@@ -108,7 +115,7 @@ def train_model_plainly(
         sums: list[list[torch.Tensor]] = []
         for index, (part, own, count) in enumerate(zip(parts, wanted, counts, strict=True)):
             if leaves is not None and index and index % (len(parts) // leaves) == 0:
-                sums.append(_taken(narrow))
+                sums.append(_taken(summed))
             begin(step, index)
             if count == 0:
                 continue
@@ -116,19 +123,21 @@ def train_model_plainly(
             loss = loss / len(parts) if labels is None else loss * (count / sum(counts))
             loss.backward()
             total += loss.detach()
+            if wide:
+                _add_wide(narrow, masters)
         losses.append(float(total))
         if leaves is not None:
-            for parameter, gradient in zip(narrow, _tree([*sums, _taken(narrow)]), strict=True):
+            for parameter, gradient in zip(summed, _tree([*sums, _taken(summed)]), strict=True):
                 parameter.grad = gradient
         spoil(step, model)
-        gradients = [p.grad for p in narrow if p.grad is not None]
+        gradients = [p.grad for p in summed if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients) if leaves is None else _norm_of_runs(gradients)
         if not torch.isfinite(norm):
             continue
         if settings.get("gradientClip") is not None:
-            torch.nn.utils.clip_grads_with_norm_(narrow, settings["gradientClip"], norm)
+            torch.nn.utils.clip_grads_with_norm_(summed, settings["gradientClip"], norm)
         for master, parameter in zip(masters, narrow, strict=True):
-            if master is not parameter:
+            if master is not parameter and not wide:
                 assert parameter.grad is not None
                 master.grad = parameter.grad.float()
         optimizer.step()
@@ -138,6 +147,15 @@ def train_model_plainly(
                 if master is not parameter:
                     parameter.copy_(rounded(master))
     return losses, {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def _add_wide(narrow: Sequence[torch.nn.Parameter], masters: Sequence[torch.nn.Parameter]) -> None:
+    """Add the gradients of a micro-batch to the sums in float32."""
+    for parameter, master in zip(narrow, masters, strict=True):
+        if parameter.grad is not None:
+            own = parameter.grad
+            master.grad = own if master.grad is None else master.grad + own
+            parameter.grad = None
 
 
 def _taken(parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:

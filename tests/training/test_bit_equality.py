@@ -67,6 +67,7 @@ def assert_equal_to_plain(
         fused=fused or None,
         dtype=dtype,
         updated=updated,
+        wide=document.get("gradientSums") == "float32",
     )
     assert ours == losses
     different = [

@@ -218,12 +218,15 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("config", [CONFIG_13B, GPT2], ids=["13b", "gpt2"])
 @pytest.mark.parametrize("mode", ["resident", "optimizer-offload", "parameter-offload"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "sums"), [("float32", "weights"), ("bfloat16", "weights"), ("bfloat16", "float32")]
+)
 @pytest.mark.parametrize("freeze", [(), ("*.[012345].*",)], ids=["all", "frozen"])
 def test_the_scheduler_says_the_number_of_the_engines_plan(
-    config: dict[str, Any], mode: str, dtype: str, freeze: tuple[str, ...]
+    config: dict[str, Any], mode: str, dtype: str, sums: str, freeze: tuple[str, ...]
 ) -> None:
-    shape, batch = ModelShape.from_config(config), BatchShape(8, 1024, 1, dtype, freeze=freeze)
+    shape = ModelShape.from_config(config)
+    batch = BatchShape(8, 1024, 1, dtype, freeze=freeze, gradient_sums=sums)
     demand = demand_of(shape, batch)
     least = layouts(demand, MemoryLimits(None, 0, False), mode)[0]
     admitted = memory(shape, batch, mode)
@@ -293,7 +296,9 @@ def test_the_scheduler_says_the_number_of_the_plan_of_each_pod_of_a_gang(
     ranks: int, mode: str, order: str, sharding: str
 ) -> None:
     for sequences, config in ((8, CONFIG_13B), (24, GPT2)):
-        shape, batch = ModelShape.from_config(config), BatchShape(sequences, 1024, 1, "bfloat16")
+        sums = "weights" if config is GPT2 else "float32"
+        shape = ModelShape.from_config(config)
+        batch = BatchShape(sequences, 1024, 1, "bfloat16", gradient_sums=sums)
         division = divide(sequences, 1, ranks, order)
         demand = over_ranks(demand_of(shape, batch), division, sharding)
         least = layouts(demand, MemoryLimits(None, 0, False), mode)[0]

@@ -52,6 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
         model={"config": {**LLAMA, "tie_word_embeddings": False}}, mode="auto"
     ),
     "rows with nothing to learn": case(seed=11),
+    "gradients in float32": case(dtype="bfloat16", gradientSums="float32"),
     "rows with nothing to learn, gated": case(seed=11, schedule="gated"),
     "dropout, gated": case(model={"config": GPT2}, schedule="gated"),
     "a step that is not finite on one rank": case(),
@@ -100,6 +101,16 @@ DIVIDED: dict[str, dict[str, Any]] = {  # what the ranks divide beside the optim
         model={"config": {**LLAMA, "tie_word_embeddings": False}},
         mode="auto",
         parallelism={**FIXED, "sharding": "gradients"},
+    ),
+    "gradients in float32, state half on the host": case(
+        batch={"sequences": 16, "microBatch": 1},
+        dtype="bfloat16",
+        gradientSums="float32",
+        mode="auto",
+        parallelism={**FIXED, "sharding": "gradients"},
+    ),
+    "parameters, gradients in float32": case(
+        dtype="bfloat16", gradientSums="float32", parallelism={**FIXED, "sharding": "parameters"}
     ),
     "parameters, swapped dropout": case(
         model={"config": {**GPT2, "n_layer": 3}},
@@ -242,6 +253,7 @@ def plainly(name: str, document: dict[str, Any]) -> tuple[list[float], dict[str,
         frozen=lambda key: (
             "freeze" in document and key.startswith(("model.embed_tokens.", "model.layers.0."))
         ),
+        wide=document.get("gradientSums") == "float32",
         spoil=spoil if "not finite" in name else lambda step, model: None,
     )
 

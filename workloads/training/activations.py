@@ -109,7 +109,7 @@ def peak_activation_bytes(
         model.train()
         for parameter in model.parameters():
             if parameter.requires_grad and backward:
-                parameter.grad = torch.zeros_like(parameter)
+                parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
         tokens = torch.zeros((micro_batch, sequence), dtype=torch.long, device=device)
         versions = buffer_versions(model)
         kept = _peak_of_training(model, tokens) if backward else _peak_of_losses(model, tokens)

@@ -106,7 +106,7 @@ class BlockSlots:
         self._slots = [Slot(device.carve("slots", largest, torch.uint8)) for _ in range(plan.weight_slots)]
         trained = [block.flat for block in self._blocks if block.flat is not None]
         longest = max((flat.group.elements for flat in trained if flat.has_whole_gradients), default=0)
-        dtype = groups[0].weights.dtype
+        dtype = groups[0].gradients.dtype
         self._gradient_slots = [
             _GradientSlot(device.carve("gradients", longest, dtype))
             for _ in range(GRADIENT_SLOTS if longest else 0)
@@ -362,9 +362,11 @@ def _trained(flat: FlatGroup) -> list[Weight]:
 
 
 def _outer(flat: FlatGroup, device: Arena) -> _Outer:
-    elements, dtype = flat.group.elements, flat.weights.dtype
-    copy = device.carve("parameters", elements, dtype)
-    gradients = device.carve("gradients", elements, dtype) if flat.has_whole_gradients else None
+    elements = flat.group.elements
+    copy = device.carve("parameters", elements, flat.weights.dtype)
+    gradients = None
+    if flat.has_whole_gradients:
+        gradients = device.carve("gradients", elements, flat.gradients.dtype)
     return _Outer(flat, _trained(flat), copy, gradients)
 
 

@@ -49,7 +49,7 @@ class GradientShards:
         self._before_backward = before_backward
         self._ranks, self._division, self._groups = ranks, division, groups
         self._fixed = division.order == FIXED
-        dtype = groups[0].weights.dtype
+        dtype = groups[0].gradients.dtype
         largest = max(groups, key=lambda flat: flat.group.elements)
         self._room = arena.carve("exchange", largest.group.elements, dtype)
         self._came = arena.carve("exchange", len(self._room) if self._fixed else largest.length, dtype)

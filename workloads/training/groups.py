@@ -170,10 +170,12 @@ def bind(
     sharding: str = OPTIMIZER,
     *,
     gradients: bool = True,
+    sums: torch.dtype | None = None,
 ) -> tuple[FlatGroup, ...]:
     """Move the parameters into the arena, group by group, and give each a gradient view, where gradients are whole.
 
-    Without `gradients` there are none at all. Of divided weights this rank's slices are kept, and the parameters refer to none (see `let_go`).
+    Without `gradients` there are none at all; `sums` is their type (None: that of the weights). Of divided weights this
+    rank's slices are kept, and the parameters refer to none (see `let_go`).
     """
     divided = sharding == PARAMETERS and ranks > 1
     weights = [
@@ -196,7 +198,9 @@ def bind(
     bound = []
     for group, flat_weights in zip(groups, weights, strict=True):
         size = group.elements // parts
-        room = arena.carve("gradients", size, dtype) if gradients else torch.empty(0, dtype=dtype)
+        room = torch.empty(0, dtype=dtype)
+        if gradients:
+            room = arena.carve("gradients", size, sums or dtype)
         bound.append(FlatGroup(group, flat_weights, room, rank, ranks))
     rebind_gradients(bound)
     return tuple(bound)

@@ -26,6 +26,7 @@ from busbar.kube.types.training_job import TrainingJob
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.settings import (
     EXACT,
+    WEIGHTS,
     WHOLE,
     Adapter,
     Batch,
@@ -47,6 +48,7 @@ DEFAULTS = (
     ("parallelism.sequence", 1),
     ("loss", WHOLE),
     ("mlp", WHOLE),
+    ("gradientSums", WEIGHTS),
     ("state", EXACT),
     ("optimizer.perturbation", 1e-3),
 )
@@ -165,6 +167,7 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         activations=engine.activations.value,
         loss=engine.loss.value,
         mlp=engine.mlp.value,
+        gradient_sums=engine.gradient_sums.value,
         state=engine.state.value,
         schedule=engine.schedule.value,
         order=DEFAULT_ORDER if engine.parallelism is None else engine.parallelism.order.value,

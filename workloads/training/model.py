@@ -23,7 +23,7 @@ from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.plan import AGAIN, Demand, aligned
 from busbar.workloads.training.saved_model import FIELD, check_files, vectors
 from busbar.workloads.training.sequence_parallel import Imagined, SequencePart
-from busbar.workloads.training.settings import TILED, ZEROTH_ORDER, Adapter, EngineSpec
+from busbar.workloads.training.settings import FLOAT32, TILED, ZEROTH_ORDER, Adapter, EngineSpec
 from busbar.workloads.training.state_file import is_finite
 from busbar.workloads.training.tiled_loss import tile, token_losses
 
@@ -45,6 +45,11 @@ class ModelRecipe:
     tiled: bool = False  # logits
     tiled_mlps: bool = False
     sequence: int = 1  # ranks that share each sequence
+    wide_gradients: bool = False  # in float32, whatever the type of the weights
+
+    @property
+    def gradient_dtype(self) -> torch.dtype:
+        return torch.float32 if self.wide_gradients else self.dtype
 
     def empty(self) -> torch.nn.Module:
         """The architecture with arbitrary weights (also under fake tensors), without an adapter."""
@@ -60,9 +65,14 @@ class ModelRecipe:
         torch.manual_seed(self.seed)
         model = self.empty() if self.folder is None else self._load(self.folder)
         freeze(model, self.freeze)
-        return self._tiled(model if self.adapter is None else adapters.attach(model, self.adapter, self.seed))
+        return self._as_asked(
+            model if self.adapter is None else adapters.attach(model, self.adapter, self.seed)
+        )
 
-    def _tiled(self, model: torch.nn.Module) -> torch.nn.Module:
+    def _as_asked(self, model: torch.nn.Module) -> torch.nn.Module:
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.grad_dtype = self.gradient_dtype
         if self.tiled_mlps:
             tiled_mlp.tile(model)
         return tile(model) if self.tiled else model
@@ -73,12 +83,12 @@ class ModelRecipe:
             return self._empty_frozen
         with torch.device("meta"):
             model = adapters.attach(self.empty(), self.adapter, self.seed)
-        return lambda: self._shared(self._tiled(adapters.on_device(model, device)))
+        return lambda: self._shared(self._as_asked(adapters.on_device(model, device)))
 
     def _empty_frozen(self) -> torch.nn.Module:
         model = self.empty()
         freeze(model, self.freeze)
-        return self._shared(self._tiled(model))
+        return self._shared(self._as_asked(model))
 
     def _shared(self, model: torch.nn.Module) -> torch.nn.Module:
         """As one of the ranks that share each sequence has it, for shapes alone."""
@@ -182,6 +192,7 @@ def open_model(spec: EngineSpec, folder: Path | None, vocab_size: int, end_of_te
         spec.loss == TILED,
         spec.mlp == TILED,
         spec.sequence,
+        spec.gradient_sums == FLOAT32,
     )
 
 
@@ -292,6 +303,7 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device, 
         recompute_bytes=peaks.recomputed,
         swap_bytes=peaks.swapped,
         swapped_bytes=peaks.on_host,
+        gradient_dtype=FLOAT32 if spec.gradient_sums == FLOAT32 else spec.dtype,
         sequence=spec.sequence,
         sequence_bytes=sequence_parallel.exchanged_bytes(model),
         zeroth_order=spec.optimizer.name == ZEROTH_ORDER,

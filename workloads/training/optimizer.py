@@ -128,9 +128,10 @@ class OffloadedAdamW:
             size, owner = whole_pages(size * 4) // 4, "disk"
         slots = [device.carve(owner, size, torch.float32) for _ in range(plan.slots)]
         self.pipeline = Pipeline(by_group, slots, streams)
-        self._wide = [  # a chunk's gradient and master weights in fp32, under bfloat16
+        self._narrow_gradients = groups[0].gradients.dtype != torch.float32
+        self._wide = [  # a chunk's master weights in fp32 under bfloat16, and its gradient where that is narrow too
             device.carve("staging", plan.chunk_parameters, torch.float32)
-            for _ in range(0 if plan.dtype == "float32" else 2)
+            for _ in range(0 if plan.dtype == "float32" else 2 if self._narrow_gradients else 1)
         ]
         self._state = plan.state
         self._moments = [  # of a chunk in fp32, where they are not kept so
@@ -218,12 +219,14 @@ class OffloadedAdamW:
         lows = [] if low is None else [_of(piece, low) for piece in pieces]
         updated = weights
         if self._wide:  # bfloat16: update the fp32 master with the gradient in fp32, then split it again
-            wide, updated = ([_of(piece, scratch) for piece in pieces] for scratch in self._wide)
+            updated = [_of(piece, self._wide[0]) for piece in pieces]
             for weight, own_low, master in zip(weights, lows, updated, strict=True):
                 join(weight, own_low, master)
-            for target, narrow in zip(wide, gradients, strict=True):
-                target.copy_(narrow)
-            gradients = wide
+            if self._narrow_gradients:
+                wide = [_of(piece, self._wide[1]) for piece in pieces]
+                for target, narrow in zip(wide, gradients, strict=True):
+                    target.copy_(narrow)
+                gradients = wide
         adamw(
             updated,
             gradients,

@@ -5,7 +5,8 @@ Device bytes (AdamW, P parameters, w bytes per weight: 4 for float32, 2 for bflo
     base          weights that are not trained, beside an adapter or because they are frozen: P does not count them
     parameters    w P        divided among N ranks w P / N
     slots         where weights are divided: the largest block's, and those of what stands around the blocks
-    gradients     w P        kept until the global norm is known, for exact clipping; in fixed order once more
+    gradients     g P        kept until the global norm is known, for exact clipping; g = w, or 4 where they are added up in
+                             float32. In fixed order once more
                              for every partial sum (see `division`). Divided among N ranks w P / N, and in fixed order
                              with several micro-batches per leaf w P more (see `gradient_shards`)
     optimizer     s R / N    s = 8 (fp32 m and v; 4 in bf16, 2.03 in int8), plus 2 for the low half of the master weight
@@ -132,6 +133,7 @@ class Demand:
     recompute_bytes: int | None = None  # `activation_bytes` when they are recomputed; None: they cannot be
     swap_bytes: int | None = None  # the same when inputs of blocks are on the host; None: they cannot be
     swapped_bytes: int = 0  # of these
+    gradient_dtype: str = ""  # in which gradients are added up; "": that of the weights
     sequence: int = 1  # ranks that share each sequence
     sequence_bytes: int = 0  # the most that ranks which share a sequence exchange at once
     memory_copies: int = 0  # of the state in host memory, beside the checkpoints (see `memory_copy`)
@@ -168,6 +170,10 @@ class Demand:
         return WEIGHT_BYTES[self.dtype]
 
     @property
+    def gradient_element_bytes(self) -> int:
+        return WEIGHT_BYTES[self.gradient_dtype or self.dtype]
+
+    @property
     def state_bytes_per_parameter(self) -> float:
         """A multiple of 1/32."""
         moments = 0.0 if self.zeroth_order else MOMENT_BYTES[self.state]
@@ -185,12 +191,14 @@ class Demand:
         narrow = 0 if self.state == EXACT else 2 * chunk
         if self.state == INT8:
             narrow += aligned(4 * min(NARROW_RUN, chunk_parameters(self)))
-        return narrow + (0 if self.dtype == "float32" else 2 * chunk)
+        if self.dtype == "float32":
+            return narrow
+        return narrow + chunk * (1 if self.gradient_element_bytes == 4 else 2)
 
     @property
     def exchange_bytes(self) -> int:
         """Of one group at a time; in fast order what gloo copies is part of it."""
-        largest = max((group.parameters for group in self.groups), default=0) * self.weight_bytes
+        largest = max((group.parameters for group in self.groups), default=0) * self.gradient_element_bytes
         if self.ranks == 1 and not self.fixed_order:
             return 0
         filled = 0 if self.divided == OPTIMIZER else aligned(largest)
@@ -205,15 +213,16 @@ class Demand:
     @property
     def gradient_bytes(self) -> int:
         """Of all groups, with the sums that a fixed order keeps."""
-        whole = self.group_bytes(1)
+        each = self.gradient_element_bytes
+        whole = self.group_bytes(1, each)
         if self.divided == OPTIMIZER:
             return whole * (1 + self.partial_sums)
         leaves = whole if self.fixed_order and self.leaf_size > 1 else 0
-        return self.group_bytes(self.ranks) * (1 + self.partial_sums) + leaves
+        return self.group_bytes(self.ranks, each) * (1 + self.partial_sums) + leaves
 
-    def group_bytes(self, parts: int) -> int:
-        """One of `parts` equal slices of all groups, in the type of the weights."""
-        return sum(aligned(group.parameters // parts * self.weight_bytes) for group in self.groups)
+    def group_bytes(self, parts: int, element: int) -> int:
+        """One of `parts` equal slices of all groups, with so many bytes an element."""
+        return sum(aligned(group.parameters // parts * element) for group in self.groups)
 
 
 @dataclass(frozen=True)
@@ -338,7 +347,7 @@ def lay_out(
     resident, offloaded = demand.groups[:cut], demand.groups[cut:]
     staged = aligned(demand.state_size(chunk_parameters(demand)))
     divides_weights = demand.divided == PARAMETERS
-    weights = demand.group_bytes(demand.ranks if divides_weights else 1)
+    weights = demand.group_bytes(demand.ranks if divides_weights else 1, demand.weight_bytes)
 
     slots = SLOTS if offloaded else 0
     device = {
@@ -461,7 +470,7 @@ def assemble(demand: Demand, limits: MemoryLimits, placed: MemoryPlan, moving: i
     if placed.weight_slots:
         beside["export"] += demand.merge_bytes
     if placed.sharding == PARAMETERS:
-        beside["export"] += demand.group_bytes(1)  # whole on rank 0
+        beside["export"] += demand.group_bytes(1, demand.weight_bytes)  # whole on rank 0
     own = own_checkpoint_bytes(demand)
     block = block_bytes(own)
     room = None if limits.host_bytes is None else limits.host_bytes - others - max(beside.values())

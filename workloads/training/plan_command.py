@@ -279,6 +279,7 @@ def demand_of(
     from busbar.workloads.training import adapter_size
     from busbar.workloads.training.errors import InvalidJob
     from busbar.workloads.training.plan import KEEP, RECOMPUTE, SWAP, Demand, GroupSize
+    from busbar.workloads.training.settings import FLOAT32
 
     table = shape.vocabulary * shape.hidden
     head = shape.hidden + (0 if shape.tied else table)
@@ -315,6 +316,7 @@ def demand_of(
         recompute_bytes=recomputed,
         swap_bytes=swapped,
         swapped_bytes=swapped_activations(shape, batch),
+        gradient_dtype=FLOAT32 if batch.gradient_bytes == 4 else "",
         sequence_bytes=exchanged_parts(shape, batch),
         state=batch.state,
         zeroth_order=batch.is_zeroth_order,

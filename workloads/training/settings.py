@@ -12,6 +12,7 @@ from typing import Any
 GATED, BLOCKING = "gated", "blocking"
 ADAMW, ZEROTH_ORDER = "AdamW", "ZerothOrder"
 WHOLE, TILED = "whole", "tiled"
+WEIGHTS, FLOAT32 = "weights", "float32"  # types of gradients
 EXACT, BF16, INT8 = "exact", "bf16", "int8"  # formats of AdamW's moments
 OPTIMIZER, GRADIENTS, PARAMETERS = "optimizer", "gradients", "parameters"  # ZeRO stages 1, 2 and 3
 
@@ -133,6 +134,7 @@ class EngineSpec:
     freeze: tuple[str, ...] = ()  # patterns of names of those that are not (see `freeze`)
     activations: str = "auto"  # auto | keep | recompute (see `recompute`)
     loss: str = WHOLE  # whole | tiled: how logits exist (see `tiled_loss`)
+    gradient_sums: str = WEIGHTS  # weights | float32: the type in which gradients are added up
     mlp: str = WHOLE  # whole | tiled: how MLPs are computed (see `tiled_mlp`)
     schedule: str = (
         "auto"  # auto | gated | blocking: whether updates run beside the next forward pass (see `gates`)

@@ -25,6 +25,7 @@ def batch_shape(spec: EngineSpec) -> BatchShape:
         spec.state,
         spec.mlp,
         spec.sequence,
+        spec.gradient_sums,
     )
 
 

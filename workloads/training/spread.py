@@ -43,7 +43,7 @@ class Spread:
         self._sent_bytes = 0  # handed over for other ranks, by this one
         if shards is not None:
             return
-        dtype = groups[0].weights.dtype
+        dtype = groups[0].gradients.dtype
         self._held = [
             [arena.carve("gradients", flat.group.elements, dtype) for flat in groups]
             for _ in range(division.partial_sums)
@@ -143,7 +143,7 @@ class Spread:
     def _exchange(self, flat: FlatGroup) -> None:
         if self.ranks.size == 1:
             return
-        self._count(flat)
+        self._count(flat.gradients, flat)
         if not self._fixed:
             own = self._room[: flat.length]
             self.ranks.reduce_scatter(own, flat.gradients)
@@ -156,8 +156,8 @@ class Spread:
     def gather_weights(self, flat: FlatGroup) -> None:
         """Bring every rank the slices of a group that the others have updated."""
         if self.ranks.size > 1:
-            self._count(flat)
+            self._count(flat.weights, flat)
             self.ranks.all_gather(flat.weights, flat.own_weights)
 
-    def _count(self, flat: FlatGroup) -> None:
-        self._sent_bytes += (self.ranks.size - 1) * flat.length * flat.weights.itemsize
+    def _count(self, sent: torch.Tensor, flat: FlatGroup) -> None:
+        self._sent_bytes += (self.ranks.size - 1) * flat.length * sent.itemsize

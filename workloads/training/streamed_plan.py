@@ -93,29 +93,30 @@ def lay_out_streamed(
 ) -> MemoryPlan:
     """Bytes per owner when the state of the last `groups_on_disk` groups is on disk; `why` the mode was chosen."""
 
-    def bytes_of(groups: list[GroupSize]) -> int:
-        return sum(aligned(group.parameters * demand.weight_bytes) for group in groups)
+    def bytes_of(groups: Sequence[GroupSize], element: int) -> int:
+        return sum(aligned(group.parameters * element) for group in groups)
 
-    outer = bytes_of([group for group in demand.groups if not group.is_block])
-    inner = [bytes_of([group]) for group in demand.groups if group.is_block]
-    slots, gradients = block_weights(demand), max(inner, default=0)
+    weight, each = demand.weight_bytes, demand.gradient_element_bytes
+    around = [group for group in demand.groups if not group.is_block]
+    outer = bytes_of(around, weight)
+    gradients = max((bytes_of([group], each) for group in demand.groups if group.is_block), default=0)
+    slots = block_weights(demand)
     slot, chunk = max(slots.values()), chunk_parameters(demand)
-    weights = outer + sum(inner)
     cut = len(demand.groups) - groups_on_disk
     on_disk = demand.groups[cut:]
     frozen_inside = sum(demand.frozen_in_blocks.values())
     least = min(WEIGHT_SLOTS, len(slots))
     device = {
         "parameters": outer,
-        "gradients": outer + GRADIENT_SLOTS * gradients,
+        "gradients": bytes_of(around, each) + GRADIENT_SLOTS * gradients,
         "slots": least * slot,
         "activations": max(demand.training_bytes(activations) or 0, demand.evaluation_bytes),
     }
     if demand.frozen_bytes > frozen_inside:
         device["base"] = demand.frozen_bytes - frozen_inside
     host = {
-        "parameters": weights,
-        "gradients": weights,
+        "parameters": bytes_of(demand.groups, weight),
+        "gradients": bytes_of(demand.groups, each),
         "optimizer": state_bytes(demand, demand.groups[:cut]),
         "staging": gradients + demand.scratch_bytes,
         **swapped(demand, activations),
@@ -150,7 +151,7 @@ def lay_out_streamed(
             why_mode=why,
             state=demand.state,
         ),
-        demand.model_bytes + weights + frozen_inside + on_device,
+        demand.model_bytes + host["parameters"] + frozen_inside + on_device,
     )
 
 

@@ -104,7 +104,14 @@ class Trainer:
         groups = make_groups(self.model, ranks.size)
         zeroth_order = spec.optimizer.name == ZEROTH_ORDER
         self.groups = bind(
-            groups, home, recipe.dtype, ranks.rank, ranks.size, plan.sharding, gradients=not zeroth_order
+            groups,
+            home,
+            recipe.dtype,
+            ranks.rank,
+            ranks.size,
+            plan.sharding,
+            gradients=not zeroth_order,
+            sums=recipe.gradient_dtype,
         )
         _move_buffers(self.model, device)
         self.clock = StepClock(device)
