@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import platform
-import socket
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +25,17 @@ import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.gang_here import run_gang
+
 from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.job import parse_engine
-from busbar.workloads.training.meeting import connect
 from busbar.workloads.training.model import measure_demand, open_model
 from busbar.workloads.training.packing import Packed
 from busbar.workloads.training.plan import MemoryLimits
 from busbar.workloads.training.ranks import Gang
 from busbar.workloads.training.trainer import Trainer
-from busbar.workloads.training.world import World
 
 RANKS, CPU = 2, torch.device("cpu")
 VOCABULARY, LENGTH, SEQUENCES = 4096, 128, 8
@@ -107,10 +107,7 @@ def peer(gang: Gang, *, sharded: bool) -> tuple[Step, int]:
     return step, sum(value.numel() * value.itemsize for value in state)
 
 
-def measure(world: World, rounds: int, steps: int, output: Path) -> None:
-    torch.set_num_threads(1)
-    patience = timedelta(minutes=5)
-    gang = Gang(world, CPU, connect(world, patience, serve=True), patience)
+def measure(gang: Gang, rounds: int, steps: int) -> dict[str, Any]:
     ways = {
         "engine, order fast": engine(gang, "fast"),
         "engine, order fixed": engine(gang, "fixed"),
@@ -129,10 +126,10 @@ def measure(world: World, rounds: int, steps: int, output: Path) -> None:
                     wall[name].append(time.monotonic() - started)
                     cpu[name].append(time.process_time() - used)
         number += steps
-        if world.rank == 0:
+        if gang.rank == 0:
             sys.stderr.write(f"\rround {turn} of {rounds}")
             sys.stderr.flush()
-    rows = {
+    return {
         name: {
             "secondsPerStep": statistics.median(wall[name]),
             "cpuSecondsPerStep": statistics.median(cpu[name]),
@@ -140,10 +137,6 @@ def measure(world: World, rounds: int, steps: int, output: Path) -> None:
         }
         for name, (_, state) in ways.items()
     }
-    every = gang.gather(rows)
-    if world.rank == 0:
-        output.write_text(json.dumps(every))
-    gang.gather("done")
 
 
 def main() -> None:
@@ -152,23 +145,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="of each way in a round")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    measured = Path(f"/tmp/training-ranks-{port}.json")
-    context = multiprocessing.get_context("spawn")
-    processes = [
-        context.Process(
-            target=measure, args=(World(rank, RANKS, "127.0.0.1", port), given.rounds, given.steps, measured)
-        )
-        for rank in range(RANKS)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    every = json.loads(measured.read_text())
-    measured.unlink()
+    every = run_gang(RANKS, measure, given.rounds, given.steps)
     rows = {
         name: {
             **every[0][name],

@@ -16,29 +16,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import platform
-import socket
 import statistics
 import sys
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.gang_here import run_gang
+
 from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.layouts import first_that_fits
-from busbar.workloads.training.meeting import connect
 from busbar.workloads.training.model import measure_demand, open_model
 from busbar.workloads.training.packing import Packed
 from busbar.workloads.training.plan import MemoryLimits
-from busbar.workloads.training.ranks import Alone, Gang, Ranks
+from busbar.workloads.training.ranks import Alone, Ranks
 from busbar.workloads.training.trainer import Trainer
-from busbar.workloads.training.world import World
 
 CPU, VOCABULARY, POSITIONS, MIB = torch.device("cpu"), 4096, 131_072, 2**20
 WORLDS, EACH, TOGETHER = (1, 2, 4), 1024, 4096  # ranks; tokens of a rank, and of all in the first series
@@ -98,39 +98,10 @@ def train(ranks: Ranks, tokens: int, steps: int) -> dict[str, Any]:
     }
 
 
-def in_gang(world: World, tokens: int, steps: int, output: Path) -> None:
-    torch.set_num_threads(1)
-    patience = timedelta(minutes=10)
-    gang = Gang(world, CPU, connect(world, patience, serve=True), patience)
-    every = gang.gather(train(gang, tokens, steps))
-    if world.rank == 0:
-        output.write_text(json.dumps(every))
-    gang.gather("done")
-
-
 def run(ranks: int, tokens: int, steps: int) -> dict[str, Any]:
     """One row: CPU seconds over all ranks, the rest of the rank that has most."""
     sys.stderr.write(f"\r{ranks} ranks, {tokens:,} tokens" + " " * 40)
-    if ranks == 1:
-        every = [train(Alone(), tokens, steps)]
-    else:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
-        measured = Path(f"/tmp/training-sequences-{port}.json")
-        context = multiprocessing.get_context("spawn")
-        processes = [
-            context.Process(
-                target=in_gang, args=(World(rank, ranks, "127.0.0.1", port), tokens, steps, measured)
-            )
-            for rank in range(ranks)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        every = json.loads(measured.read_text())
-        measured.unlink()
+    every = [train(Alone(), tokens, steps)] if ranks == 1 else run_gang(ranks, train, tokens, steps)
     most = max(each["measuredActivationBytes"] for each in every)
     sent = every[0]["sentBytesPerStep"]
     return {
