@@ -6,11 +6,11 @@ With P parameters of w bytes (4 in float32, 2 in bfloat16), of which T are train
     gradients    g T          kept until the global norm is known; g = w, or 4 where they are added up in float32
     optimizer    s T          s = 8 (two float32 moments; 4 in bf16, 2.03 in int8), and in bfloat16 2 for the low half of the
                               master weight
-    staging      three chunks of state on their way; in bfloat16 also a chunk's master, and a gradient in bfloat16, in float32; of
-                 reduced moments a chunk's in float32
-    activations  of one micro-batch, of its tokens that this pod has. Kept: per token and block about 14 hidden + 3 intermediate elements, in bfloat16
-                 16 hidden (attention scores are recomputed, never kept: true of fused kernels, without attention
-                 dropout); once, logits with their softmax and gradient: 3 times the logits in float32.
+    staging      three chunks of state on their way; in bfloat16 also a chunk's master, and its gradient if that is in
+                 bfloat16, in float32; of reduced moments a chunk's in float32
+    activations  of one micro-batch, of its tokens that this pod has. Kept: per token and block about 14 hidden + 3
+                 intermediate elements, in bfloat16 16 hidden (attention scores are recomputed, never kept: true of fused
+                 kernels, without attention dropout); once, logits with their softmax and gradient: 3 times the logits in float32.
                  Recomputed: per token and block its input, hidden elements; once, the larger of the inside of one
                  block in backward, 2 hidden + 1 intermediate elements more than are kept of it, and 3 times the logits.
                  Swapped: the inputs of two blocks, or beside the logits of one; the others are on the host.

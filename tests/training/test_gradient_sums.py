@@ -124,7 +124,7 @@ def test_many_small_terms_are_not_lost() -> None:
 
 
 def test_tiles_of_one_micro_batch_are_added_up_in_float32_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiled_mlp, "tile_rows", lambda tokens: 2)
+    monkeypatch.setattr(tiled_mlp, "mlp_tile_rows", lambda tokens: 2)
     tokens = torch.randint(0, VOCABULARY, (1, 16, 32), generator=torch.Generator().manual_seed(1))
     exact = {"dtype": "float32", "gradientSums": "weights"}
     tiled = {"mlp": "tiled"}

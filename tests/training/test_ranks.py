@@ -161,7 +161,7 @@ def train_in_gang(
     gang: Gang, meeting: StoreMeeting, given: tuple[dict[str, dict[str, Any]], Path]
 ) -> dict[str, Any]:
     tiled_loss.TILE = 20  # in this rank's process
-    tiled_mlp.tile_rows = lambda tokens: 20
+    setattr(tiled_mlp, "mlp_tile_rows", lambda tokens: 20)  # noqa: B010
     return train(gang, *given)
 
 
@@ -298,7 +298,7 @@ def test_tiles_have_the_same_bits_on_one_two_and_four_ranks(
 ) -> None:
     monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
     monkeypatch.setattr(tiled_loss, "TILE", 20)
-    monkeypatch.setattr(tiled_mlp, "tile_rows", lambda tokens: 20)
+    monkeypatch.setattr(tiled_mlp, "mlp_tile_rows", lambda tokens: 20)
     alone = train(Alone(), {name: TILES[name]})[name]
     for world in (two, four):
         for rank, found in enumerate(world):

@@ -56,7 +56,7 @@ QWEN3_MOE: dict[str, Any] = {
 @pytest.fixture
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
-    monkeypatch.setattr(tiled_mlp, "tile_rows", lambda tokens: ROWS)
+    monkeypatch.setattr(tiled_mlp, "mlp_tile_rows", lambda tokens: ROWS)
 
 
 class PlainTiles(nn.Module):
@@ -224,6 +224,22 @@ class Pooling(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden.mean(-2, keepdim=True)
+
+
+class Telling(nn.Module):
+    """One that also gives what a router has chosen."""
+
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return hidden, hidden[..., 0]
+
+
+def test_an_mlp_that_gives_more_than_one_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiled_mlp, "mlp_tile_rows", lambda tokens: 3)
+    model = made(LLAMA)
+    model.model.layers[0].mlp = Telling()
+    with pytest.raises(InvalidJob, match="Telling gives more than one tensor") as refused:
+        tile(model)(input_ids=batches()[0], use_cache=False)
+    assert refused.value.field == "spec.engine.mlp"
 
 
 @pytest.mark.parametrize("other", [Mixing, Pooling])

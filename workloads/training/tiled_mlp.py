@@ -1,7 +1,7 @@
 """MLPs of the blocks, computed for a part of a micro-batch's tokens at a time.
 
 An MLP keeps about three times its inner width of each token, which is more than anything else inside a block. It looks at
-one token at a time, so here it is given `tile_rows` of them; backward computes each tile again, and has the inside of one
+one token at a time, so here it is given `mlp_tile_rows` of them; backward computes each tile again, and has the inside of one
 tile at a time. What a whole block needs of a token is then what stands around its MLP.
 
 The numbers are those of the whole up to rounding: gradients of weights are added up tile by tile. Tiles depend on the
@@ -34,16 +34,11 @@ _CLOSE = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
 _ATTRIBUTE = "_busbar_mlps"
 
 
-def tile_rows(tokens: int) -> int:
-    """Tokens of a tile, of a micro-batch with so many; part of what a run computes: another number changes roundings."""
-    return mlp_tile_rows(tokens)
-
-
 class TiledMlps:
     """Those of one model."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.rows: Callable[[int], int] = lambda tokens: tile_rows(tokens)
+        self.rows = mlp_tile_rows  # part of what a run computes: another number changes roundings
         found = [getattr(block, name) for block in blocks(model) for name in NAMES if hasattr(block, name)]
         if not found:
             what = f"blocks of {type(model).__name__} name no MLP ({', '.join(NAMES)})"
@@ -67,6 +62,9 @@ class TiledMlps:
                 found = [run_again_in_backward(compute, (weights, *own), named) for own, named in tiles]
             else:
                 found = [forward(*own, **named) for own, named in tiles]
+            if not all(isinstance(each, torch.Tensor) for each in found):
+                what = f"{type(module).__name__} gives more than one tensor"
+                raise InvalidJob(_FIELD, f"tiled is not possible: {what}", _REMEDY)
             return torch.cat(found, dim=-2).view(*hidden.shape[:-1], -1)
 
         return run
