@@ -15,14 +15,16 @@ One decoder (RMSNorm, rotary attention, SwiGLU, tied head; random tokens) is tra
     auto        the engine, as much state on the host as this device and host need
     recompute   the engine, state on the device, activations of blocks computed again in backward
     swap        the same, inputs of blocks on the host until then
+    tiles       as recompute, with the MLPs of the blocks in tiles of tokens: less memory, and other roundings
+    sums        as resident, with gradients in float32: under bfloat16 other roundings
     bf16, int8  as offload, with AdamW's moments in this format: fewer bytes, and other numbers
     stream      the engine, weights too on the host, which updates them; two blocks at a time on the device
     zeroth      no backward pass: two forward passes at moved weights, with the weights on the device
     zeroth-stream   the same with the weights on the host, which updates them
     fsdp2       for comparison: torch's fully_shard with CPUOffloadPolicy on a GPU, AdamW(fused=True) on the host
 
-All losses and final weights but the peer's and those of reduced moments must be equal bit for bit, and those without a
-backward pass to each other;
+All losses and final weights but the peer's and those of reduced moments, tiles and sums must be equal bit for bit, and those
+without a backward pass to each other; of tiles and sums it is said how far losses are from the first way's;
 otherwise the script says where they differ and exits 1. Those of the streamed ways must be on a CPU only: on a GPU they
 update with other kernels than the others, those of the host, and where they differ is said alone. The result begins with
 this machine's limits: matrix product, both directions of the link alone and together, copies in host memory. With
@@ -57,6 +59,7 @@ from benchmarks.gpu.training_ways import (
     DTYPES,
     PEERS,
     REDUCED,
+    ROUNDED,
     SHAPES,
     ZEROTH,
     Engine,
@@ -268,7 +271,10 @@ def main() -> int:
         if outcome.name not in PEERS:
             ratios = {peer: round(speed[outcome.name] / speed[peer], 3) for peer in PEERS & set(speed)}
             ways[outcome.name]["timesAsFastAs"] = ratios
-        if outcome.name not in PEERS | REDUCED:
+        if outcome.name in ROUNDED:
+            pairs = zip(outcome.losses, reference.losses, strict=True)
+            ways[outcome.name]["lossesDifferBy"] = max(abs(one - other) for one, other in pairs)
+        elif outcome.name not in PEERS | REDUCED:
             kind = [other for other in outcomes if (other.name in ZEROTH) is (outcome.name in ZEROTH)]
             ways[outcome.name]["equality"] = compare(kind[0], outcome)
     other_kernels = {"stream", "zeroth-stream"} if device.type == "cuda" else set()

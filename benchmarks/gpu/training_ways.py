@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention, sil
 
 from busbar.workloads.machine.limits import host_limit_bytes
 from busbar.workloads.machine.streams import CallerStream, Streams, open_streams
+from busbar.workloads.training import tiled_mlp
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.block_slots import BlockSlots
 from busbar.workloads.training.choice import make_plan
@@ -63,7 +64,8 @@ SHAPES = {
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PEERS = {"fsdp2"}  # their numerics differ from ours
-AGAIN = {"recompute": RECOMPUTE, "swap": SWAP}
+AGAIN = {"recompute": RECOMPUTE, "swap": SWAP, "tiles": RECOMPUTE}
+ROUNDED = {"tiles", "sums"}  # their sums are rounded otherwise than a plain loop's
 ACTIVATION_BYTES = 20 * 2**30  # kept free by `auto` on a GPU; the engine itself measures this on fake tensors
 
 
@@ -77,6 +79,18 @@ class Norm(nn.Module):
         return x * scale * self.weight
 
 
+class Mlp(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(width, 2 * inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        result: torch.Tensor = self.down(silu(gate) * up)
+        return result
+
+
 class Block(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -84,8 +98,7 @@ class Block(nn.Module):
         self.heads = shape.heads
         self.before_attention, self.before_mlp = Norm(width), Norm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.gate_up = nn.Linear(width, 2 * shape.inner, bias=False)
-        self.down = nn.Linear(shape.inner, width, bias=False)
+        self.mlp = Mlp(width, shape.inner)
 
     def forward(self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         batch, length, width = x.shape
@@ -94,8 +107,7 @@ class Block(nn.Module):
         )
         mixed = scaled_dot_product_attention(rotate(q, rotation), rotate(k, rotation), v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        gate, up = self.gate_up(self.before_mlp(x)).chunk(2, dim=-1)
-        result: torch.Tensor = x + self.down(silu(gate) * up)
+        result: torch.Tensor = x + self.mlp(self.before_mlp(x))
         return result
 
 
@@ -251,6 +263,11 @@ class Engine:
         dtype: str = "float32",
     ) -> None:
         self.name, self.model, self.gated = name, model, name != "blocking"
+        sums = torch.float32 if name == "sums" else DTYPES[dtype]
+        for parameter in model.parameters():
+            parameter.grad_dtype = sums
+        if name == "tiles":
+            tiled_mlp.tile(model)
         groups = make_groups(model)
         on_gpu = device.type == "cuda"
         kept, streamed = ACTIVATION_BYTES if on_gpu else 0, name == "stream"
@@ -264,6 +281,7 @@ class Engine:
             recompute_bytes=kept if streamed or name in AGAIN else None,
             swap_bytes=kept if name in AGAIN else None,
             swapped_bytes=_inputs(model.shape, dtype),
+            gradient_dtype="float32" if name == "sums" else dtype,
         )
         if streamed:
             limits = MemoryLimits(None, host_limit_bytes(), device_is_host=not on_gpu)
@@ -281,7 +299,7 @@ class Engine:
         if device.type == "cuda":
             self.host_arena.pin()
         home = self.host_arena if streamed else self.device_arena
-        self.groups: tuple[FlatGroup, ...] = bind(groups, home, DTYPES[dtype])
+        self.groups: tuple[FlatGroup, ...] = bind(groups, home, DTYPES[dtype], sums=sums)
         self.streams: Streams = open_streams(device, gated=self.gated, on_host=streamed)
         self.blocks: BlockSlots | None = None
         if streamed:
@@ -416,6 +434,8 @@ def make(
         "half": lambda groups: groups // 2,
         "recompute": lambda groups: 0,
         "swap": lambda groups: 0,
+        "tiles": lambda groups: 0,
+        "sums": lambda groups: 0,
         "offload": lambda groups: groups,
         BF16: lambda groups: groups,
         INT8: lambda groups: groups,

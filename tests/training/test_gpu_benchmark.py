@@ -18,7 +18,7 @@ import torch
 from benchmarks.gpu.training_ways import Decoder
 
 from busbar.workloads.machine.streams import make_repeatable
-from busbar.workloads.training import optimizer
+from busbar.workloads.training import optimizer, tiled_mlp
 from busbar.workloads.training.norm import clip_factor
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu/training.py"
@@ -70,6 +70,19 @@ def test_the_miniature_is_bit_equal_and_claims_no_gpu(miniature: Callable[..., d
     assert result["ways"]["resident"]["linkBytesPerStep"] == 0
     assert result["ways"]["stream"]["plan"]["mode"] == "parameter-offload"
     assert result["ways"]["stream"]["linkBytesPerStep"] > 2 * 4 * result["parameters"]
+
+
+def test_tiles_and_sums_in_float32_are_near_the_plain_loop(
+    miniature: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiled_mlp, "mlp_tile_rows", lambda tokens: 20)
+    found = miniature("--ways", "plain,recompute,tiles,sums", "--dtype", "bfloat16")["ways"]
+    assert found["recompute"]["equality"]["weightsEqual"] is True
+    for name in ("tiles", "sums"):
+        assert "equality" not in found[name]
+        assert 0 < found[name]["lossesDifferBy"] < 0.01
+    gradients = {name: way["plan"]["device"]["gradients"] for name, way in found.items() if "plan" in way}
+    assert gradients["sums"] == 2 * gradients["recompute"]
 
 
 def test_the_ways_without_a_backward_pass_are_equal_to_each_other(
