@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import Field, asdict, fields
 
 from ..model.table import Cell, Source
 from .accelerators import Accelerator, accelerator
-from .memory import ALONE, AUTO, EXACT, WHOLE, Gang, decided, memory
+from .memory import ALONE, Gang, decided, memory
 from .model import BatchShape, ModelShape
 from .speed import speed_limit, tokens_per_s
 
@@ -17,39 +17,37 @@ PRIOR_ERROR = 0.5
 """Half-width of a prior's interval, relative: data sheets are no better than that."""
 
 
+_ALWAYS_SAID = ("dtype",)
+"""Fields that may be left out and are in the digest all the same: they were there from the start."""
+
+
 def workload_class(model: ModelShape, batch: BatchShape) -> str:
     """Readable name and digest of what speed depends on, for example `llama-7M-3f9a0c11`.
 
     What `auto` does with activations follows from the accelerator and the mode; what a job says of them counts.
     """
-    shape = asdict(batch)
-    optimizer = shape.pop("optimizer")
-    if shape["activations"] == AUTO:
-        del shape["activations"]
-    if shape["loss"] == WHOLE:
-        del shape["loss"]
-    if batch.state == EXACT:
-        del shape["state"]
-    if batch.mlp == WHOLE:
-        del shape["mlp"]
-    if batch.gradient_bytes == batch.weight_bytes:
-        del shape["gradient_sums"]
-    if batch.sequence_parallel == 1:
-        del shape["sequence_parallel"]
-    if not batch.scratch_disk_bytes:
-        del shape["scratch_disk_bytes"]
-    shape["freeze"] = sorted(set(batch.freeze))
-    if not batch.freeze:
-        del shape["freeze"]
+    shape = {each.name: getattr(batch, each.name) for each in fields(batch) if _is_said(batch, each)}
+    if batch.freeze:
+        shape["freeze"] = sorted(set(batch.freeze))
     dimensions = asdict(model)
     if not model.experts:
         del dimensions["experts"], dimensions["experts_per_token"]
-    text = json.dumps([dimensions, shape, optimizer], sort_keys=True)
+    text = json.dumps([dimensions, shape, batch.optimizer], sort_keys=True)
     size = model.parameters
     for unit, scale in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if size >= scale:
             return f"{model.architecture}-{size / scale:.0f}{unit}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return f"{model.architecture}-{size}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _is_said(batch: BatchShape, choice: Field[object]) -> bool:
+    """Whether the digest has a field. One that may be left out is not in it unless the job says something else there, so
+    that a class keeps its name when there is one field more."""
+    if choice.name == "optimizer":
+        return False  # it stands beside them
+    if choice.name == "gradient_sums":
+        return batch.gradient_bytes != batch.weight_bytes
+    return choice.name in _ALWAYS_SAID or getattr(batch, choice.name) != choice.default
 
 
 def prior(

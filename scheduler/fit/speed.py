@@ -181,22 +181,9 @@ def speed_limit(model: ModelShape, device: Accelerator, accelerators: float = 1.
     return device.tflops * 1e12 * accelerators / (2 * model.layers * model.active_layer_parameters)
 
 
-def tiles_ratio(model: ModelShape, batch: BatchShape) -> float:
-    """How many times the computation of a step takes with logits in tiles."""
-    whole, tiled = (_flops_per_token(model, replace(batch, loss=each)) for each in (WHOLE, TILED))
-    return tiled / whole
-
-
-def mlp_tiles_ratio(model: ModelShape, batch: BatchShape) -> float:
-    """How many times the computation of a step takes with MLPs in tiles."""
-    whole, tiled = (_flops_per_token(model, replace(batch, mlp=each)) for each in (WHOLE, TILED))
-    return tiled / whole
-
-
-def again_ratio(model: ModelShape, batch: BatchShape) -> float:
-    """How many times the computation of a step takes with recomputed activations."""
-    kept, again = (_flops_per_token(model, replace(batch, activations=each)) for each in (KEEP, RECOMPUTE))
-    return again / kept
+def compute_ratio(model: ModelShape, batch: BatchShape, other: BatchShape) -> float:
+    """How many times the computation of `batch` the other one takes for a step."""
+    return _flops_per_token(model, other) / _flops_per_token(model, batch)
 
 
 def model_flops_per_token(model: ModelShape, batch: BatchShape) -> int:

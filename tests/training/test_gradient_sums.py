@@ -140,14 +140,6 @@ def test_it_is_a_part_of_a_runs_class_where_it_changes_something() -> None:
         assert (workload_class(shape, batch) != workload_class(shape, wide)) is differs
 
 
-def test_it_is_a_part_of_a_runs_identity_where_it_is_asked_for() -> None:
-    plain, named, wide = (
-        parse_engine(engine(**changes))
-        for changes in ({}, {"gradientSums": "weights"}, {"gradientSums": "float32"})
-    )
-    assert plain.identity == named.identity != wide.identity
-
-
 def test_fake_tensors_count_what_float32_takes_while_it_is_added() -> None:
     demands = []
     for sums in ("weights", "float32"):

@@ -39,6 +39,20 @@ def test_of_an_adapter_and_of_an_unknown_architecture_they_are_not_told() -> Non
 
 
 @pytest.mark.parametrize(
+    ("field", "left_out", "other"),
+    [("loss", "whole", "tiled"), ("mlp", "whole", "tiled"), ("gradientSums", "weights", "float32")],
+)
+def test_what_changes_roundings_is_a_part_of_a_runs_identity_where_it_is_asked_for(
+    field: str, left_out: str, other: str
+) -> None:
+    plain, named, asked = (
+        parse_engine(engine(**changes)) for changes in ({}, {field: left_out}, {field: other})
+    )
+    assert plain.identity == named.identity != asked.identity
+    assert class_of(CONFIG, plain) == class_of(CONFIG, named)
+
+
+@pytest.mark.parametrize(
     ("field", "value"),
     [
         ("loss", "tiled"),

@@ -21,7 +21,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from busbar.scheduler.fit import BatchShape, ModelShape
 from busbar.scheduler.fit.accelerators import accelerator
-from busbar.scheduler.fit.cells import workload_class
 from busbar.scheduler.fit.memory import TILE_TOKENS, activations
 from busbar.scheduler.fit.speed import step_seconds
 from busbar.workloads.training import plan as plan_module
@@ -144,17 +143,6 @@ def test_the_plan_has_one_tile_and_neither_training_nor_evaluation_grows_with_th
     assert tiled.evaluation_bytes < whole.evaluation_bytes / 4
     longer = demand_of(8192, loss="tiled")
     assert longer.recompute_bytes - tiled.recompute_bytes < one_tile  # of blocks, not of logits
-
-
-def test_tiling_is_a_part_of_a_runs_identity_and_of_its_class_where_it_is_asked_for() -> None:
-    whole, named, tiled = (
-        parse_engine(engine(**changes)) for changes in ({}, {"loss": "whole"}, {"loss": "tiled"})
-    )
-    assert whole.identity == named.identity != tiled.identity
-    shape = ModelShape.from_config({"vocab_size": VOCABULARY, **LLAMA})
-    batch = BatchShape(4, 32, 2)
-    assert workload_class(shape, batch) == workload_class(shape, replace(batch, loss="whole"))
-    assert workload_class(shape, batch) != workload_class(shape, replace(batch, loss="tiled"))
 
 
 def test_formulas_know_what_tiles_save_and_cost() -> None:

@@ -22,7 +22,6 @@ from torch import nn
 
 from busbar.scheduler.fit import BatchShape, ModelShape
 from busbar.scheduler.fit.accelerators import accelerator
-from busbar.scheduler.fit.cells import workload_class
 from busbar.scheduler.fit.memory import activations, mlp_tile_rows
 from busbar.scheduler.fit.speed import step_seconds
 from busbar.workloads.training import plan as plan_module
@@ -188,17 +187,6 @@ def test_the_plan_and_the_formulas_have_the_inside_of_one_tile(dtype: str) -> No
 
 def test_a_tile_has_a_sixteenth_of_the_tokens_and_at_least_512() -> None:
     assert [mlp_tile_rows(tokens) for tokens in (1, 512, 8192, 8193, 160_000)] == [1, 512, 512, 513, 10_000]
-
-
-def test_tiles_are_a_part_of_a_runs_identity_and_of_its_class_where_they_are_asked_for() -> None:
-    whole, named, tiled = (
-        parse_engine(engine(**changes)) for changes in ({}, {"mlp": "whole"}, {"mlp": "tiled"})
-    )
-    assert whole.identity == named.identity != tiled.identity
-    shape = ModelShape.from_config({"vocab_size": VOCABULARY, **LLAMA})
-    batch = BatchShape(4, 32, 2)
-    assert workload_class(shape, batch) == workload_class(shape, replace(batch, mlp="whole"))
-    assert workload_class(shape, batch) != workload_class(shape, replace(batch, mlp="tiled"))
 
 
 def test_formulas_know_what_tiles_cost() -> None:

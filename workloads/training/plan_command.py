@@ -198,8 +198,8 @@ def answer_for(
 def _choices(spec: EngineSpec, shape: ModelShape, batch: BatchShape, demand: Demand) -> dict[str, Any]:
     """What the job says of activations, logits and state, and the bytes of each thing that it could say."""
     from busbar.scheduler.fit.memory import block_activations
-    from busbar.scheduler.fit.speed import again_ratio, mlp_tiles_ratio, tiles_ratio
-    from busbar.workloads.training.plan import MOMENT_BYTES
+    from busbar.scheduler.fit.speed import compute_ratio
+    from busbar.workloads.training.plan import KEEP, MOMENT_BYTES, RECOMPUTE
     from busbar.workloads.training.settings import TILED, WHOLE
 
     return {
@@ -209,19 +209,21 @@ def _choices(spec: EngineSpec, shape: ModelShape, batch: BatchShape, demand: Dem
             "recomputedBytes": demand.recompute_bytes,
             "swappedBytes": demand.swap_bytes,
             "onHostBytes": demand.swapped_bytes,
-            "computeRatio": again_ratio(shape, batch),
+            "computeRatio": compute_ratio(
+                shape, replace(batch, activations=KEEP), replace(batch, activations=RECOMPUTE)
+            ),
         },
         "logits": {
             "asked": spec.loss,
             "wholeBytes": _logit_bytes(shape, replace(batch, loss=WHOLE)),
             "tiledBytes": _logit_bytes(shape, replace(batch, loss=TILED)),
-            "computeRatio": tiles_ratio(shape, batch),
+            "computeRatio": compute_ratio(shape, replace(batch, loss=WHOLE), replace(batch, loss=TILED)),
         },
         "mlp": {
             "asked": spec.mlp,
             "wholeBytes": block_activations(shape, replace(batch, mlp=WHOLE))[1],
             "tiledBytes": block_activations(shape, replace(batch, mlp=TILED))[1],
-            "computeRatio": mlp_tiles_ratio(shape, batch),
+            "computeRatio": compute_ratio(shape, replace(batch, mlp=WHOLE), replace(batch, mlp=TILED)),
         },
         "state": {
             "asked": spec.state,
