@@ -119,19 +119,7 @@ class Trainer:
         if zeroth_order:
             self.perturbation = Perturbation(self.model, self.groups, plan, self.device_arena)
         self.swap = self._make_swap(swap_streams)
-        self.blocks: BlockSlots | None = None  # None: the weights are on the device
-        if streamed:
-            self.blocks = BlockSlots(
-                self.model,
-                self.groups,
-                plan,
-                self.device_arena,
-                self.host_arena,
-                self.streams,
-                self.clock,
-                self.swap,
-            )
-            self.blocks.refresh()
+        self.blocks = self._make_blocks()
         if self.perturbation is not None:
             self.perturbation.watch(self.model)
         self.sequence: SequencePart | None = None  # None: sequences are whole
@@ -144,13 +132,7 @@ class Trainer:
             self.peers = PeerSlots(
                 self.model, self.groups, ranks, self.device_arena, recomputes=again, swap=self.swap
             )
-        if self.sequence is not None:
-            sequence_parallel.check(
-                self.model, recipe.config.vocab_size, spec.data.sequence_length, ranks.most
-            )
-        check_causal(self.model, recipe.config.vocab_size)
-        tiled_loss.check(self.model, recipe.config.vocab_size)
-        tiled_mlp.check(self.model, recipe.config.vocab_size)
+        self._check_model(recipe.config.vocab_size, ranks)
         if self.blocks is not None:
             self.blocks.reset()
         elif self.peers is None and plan.activations in AGAIN:
@@ -165,6 +147,22 @@ class Trainer:
         self.snapshot = Snapshot(self.groups, self.optimizer, self.host_arena, plan)
         self.done = 0  # finished steps
         self.bad_in_a_row = 0  # the newest steps that were skipped
+
+    def _make_blocks(self) -> BlockSlots | None:
+        """None: the weights are on the device."""
+        if self.plan.weight_slots == 0:
+            return None
+        arenas = self.device_arena, self.host_arena
+        slots = BlockSlots(self.model, self.groups, self.plan, *arenas, self.streams, self.clock, self.swap)
+        slots.refresh()
+        return slots
+
+    def _check_model(self, vocabulary: int, ranks: Ranks) -> None:
+        """Refuses a model that does something else in the ways that were asked for; all ranks call it."""
+        sequence_parallel.check(self.model, vocabulary, self.spec.data.sequence_length, ranks.most)
+        check_causal(self.model, vocabulary)
+        tiled_loss.check(self.model, vocabulary)
+        tiled_mlp.check(self.model, vocabulary)
 
     def _make_swap(self, streams: Streams | None) -> InputSwap | None:
         """None: inputs of the blocks stay on the device."""
