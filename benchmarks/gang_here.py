@@ -52,3 +52,4 @@ def _rank(world: World, work: Work, arguments: tuple[Any, ...], output: Path) ->
     if world.rank == 0:
         output.write_text(json.dumps(every))
     gang.gather("done")
+    gang.close()

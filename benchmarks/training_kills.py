@@ -2,16 +2,20 @@
 
     PYTHONPATH=. python benchmarks/training_kills.py --kills 30 --output benchmarks/results/training_kills.json
     PYTHONPATH=. python benchmarks/training_kills.py --kills 70 --alone --output benchmarks/results/training_kills_alone.json
+    PYTHONPATH=. python benchmarks/training_kills.py --kills 60 --memory --output benchmarks/results/training_kills_memory.json
 
 Each round starts a gang of two or four ranks (order fixed) on a fresh folder, kills one rank at a random call of a random
 function of the engine, checks that the others end by themselves with exit code 1, and resumes with one, two or four.
 With --alone it is a single process with a checkpoint every two steps, killed mostly while one is copied, written,
-committed or removed. Points are drawn from the seed. A point that the run never reaches counts as no kill, and another one is drawn.
+committed or removed. With --memory no checkpoint is written before the end, and the pods of a gang hold each
+other's state: in about half of the rounds the trainer of one rank is killed, in the others all processes of as many pods as
+there are parities, which are replaced. Points are drawn from the seed. A point that the run never reaches counts as no kill, and another one is drawn.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
 import random
@@ -19,14 +23,22 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from tests.training.crash import Point, start_gang, train_in_a_process
+from tests.training.crash import (
+    Point,
+    SupervisedGang,
+    start_gang,
+    start_supervised_gang,
+    train_in_a_process,
+)
 from tests.training.small import manifest
-from tests.training.test_crash_and_resume import assert_same_result, prepare
+from tests.training.test_crash_and_resume import assert_same_result, losses, prepare
 
 from busbar.workloads.training.checkpoint import CheckpointFolder
 
@@ -60,6 +72,21 @@ ALONE = (
     ("checkpoint:CheckpointFolder", "_remove", 4),
     ("checkpoint:CheckpointFolder", "_make_room", 6),
 )
+MEMORY = (
+    ("trainer:Trainer", "_micro_batch", 24),
+    ("trainer:Trainer", "step", 12),
+    ("spread:Spread", "_exchange", 48),
+    ("norm:RowNorm", "total", 12),
+    ("optimizer:OffloadedAdamW", "_adamw", 60),
+    ("snapshot:Snapshot", "_fill", 12),
+    ("gang_copies", "write_state", 6),
+    ("gang_copies", "write_document", 6),
+    ("gang_copies", "add_times", 6),
+    ("gang_copies:GangCopies", "_agreed", 12),
+    ("ranks:Beside", "exchange", 6),
+    ("ranks:Beside", "gather", 12),
+)
+FIRST_COPY = 4  # the step by whose end the copy of step 2 is whole
 JOB: dict[str, Any] = {"batch": {"sequences": 4, "microBatch": 1}, "parallelism": {"order": "fixed"}}
 
 
@@ -111,6 +138,65 @@ def kill_alone(source: random.Random, whole: Path, folder: Path) -> dict[str, An
     return {"at": f"{owner}.{name}, call {point.count}", "checkpoint": durable}
 
 
+def lose_from_memory(source: random.Random, whole: Path, folder: Path) -> dict[str, Any] | None:
+    """The same for a gang whose pods hold each other's state, and write no checkpoint before the end."""
+    size = source.choice((2, 4))
+    parity = source.randint(1, size - 1)
+    owner, name, calls = source.choice(MEMORY)
+    point = Point(owner, name, source.randint(1, calls))
+    document = manifest(**JOB)
+    document["spec"]["shape"] = {"minPods": size, "maxPods": size}
+    document["spec"]["checkpoint"] = {"everySteps": 1000, "memory": {"everySteps": 2, "parity": parity}}
+    claims = prepare(folder / "claims")
+    pods, first = source.random() < 0.5, source.randrange(size)
+    others = source.sample([rank for rank in range(size) if rank != first], parity - 1)
+    lost = [first, *others] if pods else [first]
+    at = replace(point, signal=signal.SIGSTOP) if pods else point
+    gang = start_supervised_gang(document, claims, size, {first: [at]})
+    if pods:
+        if not _stops(gang, first) or max(losses(claims), default=0) < FIRST_COPY:
+            _end(gang)
+            return None
+        assert not CheckpointFolder(claims / "out/model/checkpoints", 2).steps()
+        for rank in lost:
+            gang.lose(rank)
+        for rank in lost:
+            gang.start(rank, size)
+    codes = gang.exit_codes()
+    if "from the copy in the pods' memory" not in gang.log(0):
+        assert (
+            not pods
+        )  # of a trainer: the run ended before the point, or the point came before the first copy
+        return None
+    assert codes == [0] * size, f"ranks {lost} of {size} at {point}: exit codes {codes}"
+    assert gang.status(0)["replayMismatches"] == 0
+    assert_same_result(claims, whole)
+    return {
+        "ranks": size,
+        "parity": parity,
+        "lost": f"pods of ranks {lost}" if pods else f"trainer of rank {first}",
+        "at": f"{owner}.{name}, call {point.count}",
+    }
+
+
+def _stops(gang: SupervisedGang, rank: int) -> bool:
+    """Whether the rank's trainer comes to where it freezes, before the gang is over."""
+    while gang.processes[rank].is_alive():
+        for trainer in gang.trainers(rank):
+            with contextlib.suppress(OSError):
+                said = (Path("/proc") / str(trainer) / "stat").read_text()
+                if said.rpartition(")")[2].split()[0] == "T":
+                    return True
+        time.sleep(0.02)
+    return False
+
+
+def _end(gang: SupervisedGang) -> None:
+    for rank, process in enumerate(gang.processes):
+        if process.is_alive():
+            gang.lose(rank)
+
+
 def often() -> dict[str, Any]:
     document = manifest(**JOB)
     document["spec"]["checkpoint"] = {"everySteps": 2, "keep": 1}
@@ -121,7 +207,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--alone", action="store_true", help="a single process")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--alone", action="store_true", help="a single process")
+    ways.add_argument(
+        "--memory", action="store_true", help="a gang without checkpoints, from its pods' memory"
+    )
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     source, kills = random.Random(given.seed), list[dict[str, Any]]()
@@ -131,7 +221,8 @@ def main() -> None:
     attempts, text = 0, ""
     while len(kills) < given.kills:
         attempts += 1
-        found = (kill_alone if given.alone else kill_once)(source, whole, place / str(attempts))
+        way = kill_alone if given.alone else lose_from_memory if given.memory else kill_once
+        found = way(source, whole, place / str(attempts))
         shutil.rmtree(place / str(attempts))
         if found is not None:
             kills.append(found)
@@ -148,12 +239,16 @@ def main() -> None:
 def report(kills: list[dict[str, Any]], attempts: int, given: argparse.Namespace) -> str:
     document = {
         "command": f"PYTHONPATH=. python benchmarks/training_kills.py --kills {len(kills)} --seed {given.seed}"
-        f"{' --alone' if given.alone else ''}",
+        f"{' --alone' if given.alone else ' --memory' if given.memory else ''}",
         "date": datetime.now(UTC).date().isoformat(),
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         "kills": len(kills),
         "resumedToTheSameBits": len(kills),  # a bit that differs ends this script
-        **({} if given.alone else {"killedRankNamedByAllOthers": sum(each["namedByAll"] for each in kills)}),
+        **(
+            {}
+            if given.alone or given.memory
+            else {"killedRankNamedByAllOthers": sum(each["namedByAll"] for each in kills)}
+        ),
         "pointsNotReached": attempts - len(kills),
         "each": kills,
     }

@@ -7,6 +7,9 @@ from pydantic import Field
 from busbar.kube.types.meta import ClaimUri, SpecModel
 from busbar.kube.types.rules import at_most_one_of
 
+MOST_PODS_OF_PARITIES = 256
+"""Of which several may be lost at once: the code that rebuilds their parts has so many symbols."""
+
 
 class MemoryCopyPolicy(SpecModel):
     """When the state is copied into the pod's memory."""
@@ -14,6 +17,15 @@ class MemoryCopyPolicy(SpecModel):
     every_steps: Annotated[int, Field(ge=1, le=100_000_000)] = Field(
         default=10, description="Copy each time this many steps are done."
     )
+    parity: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="How many pods of a gang may be lost at once without losing the copies: the others hold parities, from "
+        "which they are rebuilt. Of n pods each holds n / (n - parity) times its part. 1 unless stated.",
+    )
+
+    def parity_of(self, pods: int) -> int:
+        """Of a gang of so many; one pod has nobody who could hold it."""
+        return min(1 if self.parity is None else self.parity, pods - 1)
 
 
 class CheckpointPolicy(SpecModel):
@@ -35,8 +47,9 @@ class CheckpointPolicy(SpecModel):
     uri: ClaimUri | None = Field(default=None, description="Where; default checkpoints below output.uri.")
     memory: MemoryCopyPolicy | None = Field(
         default=None,
-        description="Copies of the state in the pod's memory beside the checkpoints, from which a trainer that crashed goes "
-        "on in seconds. They need twice the size of a checkpoint.",
+        description="Copies of the state in the pods' memory beside the checkpoints, from which a trainer that crashed goes "
+        "on in seconds, and a gang when a pod was lost and replaced. They need twice the size of a checkpoint, and of a "
+        "gang's parities.",
     )
     adopt: bool = Field(
         default=False,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from busbar.kube.types.checkpoint import CheckpointPolicy
+from busbar.kube.types.checkpoint import MOST_PODS_OF_PARITIES, CheckpointPolicy, MemoryCopyPolicy
 from busbar.kube.types.forecast import Promise, StartForecast
 from busbar.kube.types.lost_work import GivesWayTo, LostWork
 from busbar.kube.types.meta import (
@@ -107,6 +107,11 @@ def _sequences_are_shared(engine: TrainingEngine, shape: GangShape) -> bool:
     return shape.min_pods == pods and pods % size == 0 and engine.data.sequence_length % size == 0
 
 
+def _can_be_rebuilt(memory: MemoryCopyPolicy | None, shape: GangShape) -> bool:
+    parity = (memory and memory.parity) or 0
+    return parity < shape.min_pods and (parity <= 1 or shape.max_pods <= MOST_PODS_OF_PARITIES)
+
+
 def _has_parts(engine: TrainingEngine | None, shape: GangShape) -> bool:
     """Whether there are pods for what the job wants to divide among them."""
     if engine is None or engine.parallelism is None or engine.parallelism.sharding is Sharding.OPTIMIZER:
@@ -176,13 +181,19 @@ class TrainingJobSpec(SpecModel):
             holds=lambda spec: _has_parts(spec.engine, spec.shape),
         ),
         Rule(
-            cel="!has(self.checkpoint) || !has(self.checkpoint.memory) || "
-            "(has(self.engine) && self.shape.maxPods == 1)",
-            message="checkpoint.memory is for jobs of one pod with spec.engine; remove it, or set shape.maxPods: 1",
+            cel="!has(self.checkpoint) || !has(self.checkpoint.memory) || has(self.engine)",
+            message="checkpoint.memory is for jobs with spec.engine; remove it, or copy the state in your own image",
             field_path=".checkpoint",
-            holds=lambda spec: (
-                spec.checkpoint.memory is None or (spec.engine is not None and spec.shape.max_pods == 1)
-            ),
+            holds=lambda spec: spec.checkpoint.memory is None or spec.engine is not None,
+        ),
+        Rule(
+            cel="!has(self.checkpoint) || !has(self.checkpoint.memory) || !has(self.checkpoint.memory.parity) || "
+            "(self.checkpoint.memory.parity < self.shape.minPods && "
+            f"(self.checkpoint.memory.parity <= 1 || self.shape.maxPods <= {MOST_PODS_OF_PARITIES}))",
+            message="of so many pods the others cannot rebuild the parts: checkpoint.memory.parity has to be less than "
+            f"shape.minPods, and at most 1 for more than {MOST_PODS_OF_PARITIES} pods",
+            field_path=".checkpoint.memory.parity",
+            holds=lambda spec: _can_be_rebuilt(spec.checkpoint.memory, spec.shape),
         ),
         Rule(
             cel="!has(self.engine) || !has(self.engine.adapters) || "

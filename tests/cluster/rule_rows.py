@@ -594,12 +594,28 @@ TRAINING = (
         {"spec/checkpoint": {"everySeconds": 60}},
     ),
     Row(
+        m.template_job,
+        "spec",
+        "checkpoint.memory is for jobs with spec.engine",
+        {"spec/checkpoint": {"memory": {}}},
+        {},
+        blames="spec.checkpoint",
+    ),
+    Row(
         m.engine_job,
         "spec",
-        "checkpoint.memory is for jobs of one pod with spec.engine",
-        {"spec/checkpoint": {"memory": {}}, "spec/shape": {"minPods": 2, "maxPods": 2}},
-        {"spec/checkpoint": {"memory": {"everySteps": 1}}},
-        blames="spec.checkpoint",
+        "checkpoint.memory.parity has to be less than shape.minPods, and at most 1 for more than 256 pods",
+        {"spec/checkpoint": {"memory": {"parity": 2}}, "spec/shape": {"minPods": 2, "maxPods": 4}, **FAST},
+        {"spec/checkpoint": {"memory": {"parity": 2}}, "spec/shape": {"minPods": 3, "maxPods": 4}, **FAST},
+        blames="spec.checkpoint.memory.parity",
+    ),
+    Row(
+        m.engine_job,
+        "spec",
+        "checkpoint.memory.parity has to be less than shape.minPods, and at most 1 for more than 256 pods",
+        {"spec/checkpoint": {"memory": {"parity": 2}}, "spec/shape": {"minPods": 4, "maxPods": 257}, **FAST},
+        {"spec/checkpoint": {"memory": {"parity": 1}}, "spec/shape": {"minPods": 4, "maxPods": 257}, **FAST},
+        blames="spec.checkpoint.memory.parity",
     ),
 )
 

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,13 @@ def _train(
     os._exit(code)
 
 
-def _supervise(manifest: dict[str, Any], claims: Path, points: list[Point | None], status_file: Path) -> None:
+def _supervise(
+    manifest: dict[str, Any],
+    claims: Path,
+    points: Sequence[Point | None],
+    status_file: Path,
+    world: World = ALONE,
+) -> None:
     """Train below a supervisor; its n-th trainer is killed at the n-th of `points`, if that is not None."""
     import sys
 
@@ -106,13 +112,18 @@ def _supervise(manifest: dict[str, Any], claims: Path, points: list[Point | None
             _kill_at(point)
         status, control = Status(), Control()
         stop_on_signals(control)
-        with status_file.with_name("log.txt").open("a", buffering=1) as log:
+        with status_file.with_name(f"log{own}.txt").open("a", buffering=1) as log:
             code = run(described, status, control, Lines("crash", log))
         status_file.write_text(json.dumps(status.to_json()))
+        if world.size > 1:  # as a pod does
+            sys.stdout.flush()
+            os._exit(code)
         return code
 
-    with status_file.with_name("supervisor.txt").open("a", buffering=1) as log:
-        code = supervise(run_from_manifest(manifest, claims, None, {}), start, Lines("crash", log).note)
+    own = "" if world.size == 1 else f"-{world.rank}"
+    described = replace(run_from_manifest(manifest, claims, None, {}), world=world, patience=HURRIED)
+    with status_file.with_name(f"supervisor{own}.txt").open("a", buffering=1) as log:
+        code = supervise(described, start, Lines("crash", log).note)
     sys.stdout.flush()
     os._exit(code)
 
@@ -131,6 +142,7 @@ class Gang:
 
     claims: Path
     processes: list[Any]
+    port: int
 
     def exit_codes(self) -> list[int]:
         """Once all have ended, minus the signal's number for those that were killed."""
@@ -156,7 +168,49 @@ def start_gang(manifests: list[dict[str, Any]], claims: Path, points: Mapping[in
         arguments = manifest, claims, points.get(rank), claims / f"status-{rank}.json", world
         processes.append(CONTEXT.Process(target=_train, args=arguments))
         processes[-1].start()
-    return Gang(claims, processes)
+    return Gang(claims, processes, port)
+
+
+@dataclass
+class SupervisedGang(Gang):
+    """Each rank has a supervisor, whose whole pod can be lost and replaced."""
+
+    manifest: dict[str, Any]
+
+    def start(self, rank: int, size: int, points: Sequence[Point | None] = ()) -> None:
+        """The pod of a rank, or another one in its place."""
+        world = World(rank, size, "127.0.0.1", self.port)
+        arguments = self.manifest, self.claims, points, self.claims / f"status-{rank}.json", world
+        process = CONTEXT.Process(target=_supervise, args=arguments)
+        process.start()
+        self.processes[rank:] = [process, *self.processes[rank + 1 :]]
+
+    def lose(self, rank: int) -> None:
+        """Kill all processes of its pod."""
+        trainers = self.trainers(rank)
+        self.processes[rank].kill()  # the kernel asks its trainer to stop then, which has no time to
+        for trainer in trainers:
+            os.kill(trainer, signal.SIGKILL)
+        self.processes[rank].join(60)
+
+    def trainers(self, rank: int) -> list[int]:
+        process = self.processes[rank].pid
+        return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+    def told(self, rank: int) -> str:
+        """By its supervisor."""
+        return (self.claims / f"supervisor-{rank}.txt").read_text()
+
+
+def start_supervised_gang(
+    manifest: dict[str, Any], claims: Path, size: int, points: Mapping[int, Sequence[Point | None]]
+) -> SupervisedGang:
+    """`points` by rank: those of its trainers, one after the other."""
+    CONTEXT.set_forkserver_preload(PRELOAD)
+    gang = SupervisedGang(claims, [], free_port(), manifest)
+    for rank in range(size):
+        gang.start(rank, size, points.get(rank, ()))
+    return gang
 
 
 def free_port() -> int:

@@ -60,7 +60,7 @@ def value_of(copies: MemoryCopies) -> tuple[int, float] | None:
 
 
 def state_file(copies: MemoryCopies, step: int) -> Path:
-    return next(slot.state for slot in copies._slots if slot.step == step)
+    return next(slot.state for slot in copies.slots if slot.step == step)
 
 
 def test_the_newest_copy_is_read_back_and_two_are_held() -> None:
@@ -70,7 +70,7 @@ def test_the_newest_copy_is_read_back_and_two_are_held() -> None:
     for step in (5, 10, 15):
         assert copies.write(step, LAYOUT, _State(float(step)), {"savedBy": "test"}) == LAYOUT.size
         assert value_of(copies) == (step, float(step))
-    assert sorted(slot.step or 0 for slot in copies._slots) == [10, 15]
+    assert sorted(slot.step or 0 for slot in copies.slots) == [10, 15]
     assert 2 * LAYOUT.size < copies.bytes <= 2 * (LAYOUT.size + COPY_HEADER_BYTES)
 
 
@@ -83,7 +83,7 @@ def test_a_copy_that_fails_half_way_leaves_the_one_before() -> None:
     assert value_of(copies) == (10, 10.0)
     copies.write(20, LAYOUT, _State(20.0), {})  # into the slot that was spoilt
     assert value_of(copies) == (20, 20.0)
-    assert sorted(slot.step or 0 for slot in copies._slots) == [10, 20]
+    assert sorted(slot.step or 0 for slot in copies.slots) == [10, 20]
 
 
 def test_a_state_that_is_not_finite_is_no_copy() -> None:
@@ -107,7 +107,7 @@ def test_a_damaged_copy_is_named_and_passed_over(damage: str) -> None:
     assert found is not None
     assert found.step == 5
     assert len(problems) == 1
-    assert problems[0].startswith("the copy of step 10 in memory")
+    assert problems[0].startswith("passed over a damaged copy: the copy of step 10 in memory")
 
 
 def test_what_trainers_count_is_seen_by_the_supervisor() -> None:

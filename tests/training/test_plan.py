@@ -20,13 +20,16 @@ from busbar.workloads.training.plan import (
     COPIES,
     COPY_HEADER_BYTES,
     EVALUATION_BYTES,
+    PARITY_PIECE_BYTES,
     Demand,
     GroupSize,
     MemoryLimits,
     MemoryPlan,
     aligned,
+    copy_bytes,
     disk_shortage,
     lay_out,
+    own_checkpoint_bytes,
 )
 from busbar.workloads.training.streamed_plan import why_not_streamed
 
@@ -155,6 +158,15 @@ def test_copies_in_memory_are_part_of_every_phase_but_preparation() -> None:
     assert with_copies.host_bytes == without.host_bytes + copies
     more = {name: size - without.phases[name] for name, size in with_copies.phases.items()}
     assert more == {**dict.fromkeys(more, copies), "preparation": 0}
+
+
+@pytest.mark.parametrize(("ranks", "parity", "times"), [(2, 0, 1), (2, 1, 2), (4, 1, 4 / 3), (8, 2, 8 / 6)])
+def test_copies_of_a_gang_have_room_for_parities(ranks: int, parity: int, times: float) -> None:
+    whole = replace(DEMAND, memory_copies=COPIES, parity=parity)
+    gang = replace(whole, ranks=ranks)
+    pieces = PARITY_PIECE_BYTES * (3 + parity)
+    own = own_checkpoint_bytes(gang) + COPY_HEADER_BYTES
+    assert 0 <= copy_bytes(gang) - pieces - COPIES * own * times <= COPIES * ranks * 4096
 
 
 @pytest.mark.parametrize("mode", ["resident", "parameter-offload"])

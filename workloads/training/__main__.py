@@ -30,7 +30,7 @@ def main() -> int:
         return INVALID
     fix_threads(job.threads)
     status = status_of(job)
-    if job.checkpoint.memory_every_steps is None:
+    if job.checkpoint.memory is None:
         return train(job, status, control)
     from busbar.workloads.training.supervisor import supervise
 

@@ -111,6 +111,10 @@ class CheckpointFolder:
             (int(name[len(PREFIX) :]) for name in names if name[len(PREFIX) :].isdigit()), reverse=True
         )
 
+    def newest_step(self) -> int:
+        """Of the committed checkpoints, unverified; 0: there is none."""
+        return max(self.steps(), default=0)
+
     def newest(self) -> Found:
         """The newest checkpoint that is whole. Half-written ones of dead processes are removed."""
         self._remove_leftovers()

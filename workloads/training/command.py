@@ -83,7 +83,7 @@ def train(
         click.echo(f"error: {problem}" if named else f"error: {job}: {problem}", err=True)
         sys.exit(INVALID)
     fix_threads(described.threads)
-    if described.checkpoint.memory_every_steps is None:
+    if described.checkpoint.memory is None:
         sys.exit(_train(described, port, plain))
     from busbar.workloads.training.supervisor import supervise
 

@@ -15,20 +15,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._distributed_c10d import TCPStore
 
 from busbar.workloads.training.checkpoint import CheckpointFolder
 from busbar.workloads.training.errors import InvalidJob, RankLost, RanksDiffer
 from busbar.workloads.training.gang_folder import GangFolder
 from busbar.workloads.training.meeting import StoreMeeting, connect
+from busbar.workloads.training.parity import Stripes
 from busbar.workloads.training.ranks import Alone, Gang, Ranks
-from busbar.workloads.training.watch import Verdict, Watch
+from busbar.workloads.training.watch import FAILED, Verdict, Watch, left
 from busbar.workloads.training.world import Patience, World
 
 if TYPE_CHECKING:
     from busbar.workloads.training.groups import FlatGroup
+    from busbar.workloads.training.memory_copy import Copies, MemoryCopies
 
 SEEN_WITHIN_S = 20.0  # a file that another pod has written, on file systems that cache
 POLL_S = 0.1
+CONNECT_S = 5.0  # of one try, between which a request to stop is looked at
 
 
 class Together:
@@ -50,7 +54,7 @@ class Together:
         self._watch: Watch | None = None
         if world.size == 1:
             return
-        self._store = connect(world, timedelta(seconds=patience.join_s), serve=True)
+        self._store = self._meet(world, patience)
         self._wait_for_all(patience)
         talk = timedelta(seconds=patience.lost_after_s)
         self._watch = Watch(connect(world, talk), world.rank, world.size, patience, end)
@@ -67,9 +71,34 @@ class Together:
     def first(self) -> bool:
         return self.rank == 0
 
+    def _meet(self, world: World, patience: Patience) -> TCPStore:
+        """The store of a gang that this rank has not been in. Raises RankLost.
+
+        A rank that comes back may find the others where they were when it was lost: it tells them, and waits until they
+        have left, and rank 0 serves another store.
+        """
+        deadline = time.monotonic() + patience.join_s
+        while True:
+            try:
+                store = connect(world, timedelta(seconds=CONNECT_S), serve=True)
+                if store.add(f"here/{self.rank}", 1) == 1:
+                    store.set_timeout(timedelta(seconds=patience.join_s))
+                    return store
+                store.set(
+                    f"left/{self.rank}", left(FAILED, "it was lost, and another one has taken its place")
+                )
+                while time.monotonic() < deadline:
+                    store.check(["here/0"])  # fails when rank 0 is gone
+                    self._stop_point()
+                    time.sleep(POLL_S)
+            except (RankLost, RuntimeError) as problem:
+                if time.monotonic() > deadline:
+                    raise RankLost(f"rank {self.rank} found no gang: {problem!s:.300}") from problem
+                self._stop_point()
+                time.sleep(POLL_S)
+
     def _wait_for_all(self, patience: Patience) -> None:
         """Until every rank is there; the ones that are missing are named."""
-        self._store.set(f"here/{self.rank}", "")
         deadline = time.monotonic() + patience.join_s
         while True:
             missing = [rank for rank in range(self.size) if not self._store.check([f"here/{rank}"])]
@@ -142,6 +171,14 @@ class Together:
         """Tell the others that this rank is over, and why."""
         if self._watch is not None:
             self._watch.leave(code, message)
+
+    def copies(self, own: MemoryCopies | None, parity: int) -> Copies | None:
+        """Those in the memory of this pod, or of all of them; every rank calls it."""
+        if own is None or self.size == 1:
+            return own
+        from busbar.workloads.training.gang_copies import GangCopies
+
+        return GangCopies(own, Stripes(self.size, parity), self._gang.beside(), self.session)
 
     def folder(self, path: Path, keep: int, note: Callable[[str], object]) -> CheckpointFolder:
         if self.size == 1:

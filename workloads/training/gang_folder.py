@@ -121,6 +121,10 @@ class GangFolder(CheckpointFolder):
             shutil.rmtree(temporary, ignore_errors=True)
         return {"size": size}
 
+    def newest_step(self) -> int:
+        """As rank 0 sees it."""
+        return self._ranks.gather(super().newest_step())[0]
+
     def newest(self) -> Found:
         """The newest checkpoint that every rank reads. Half-written ones are removed."""
         if self._ranks.rank == 0:

@@ -114,7 +114,7 @@ def checkpoint_policy(fields: CheckpointFields) -> CheckpointPolicy:
         every_seconds=fields.every_seconds,
         keep=fields.keep,
         adopt=fields.adopt,
-        memory_every_steps=None if fields.memory is None else fields.memory.every_steps,
+        memory=fields.memory,
     )
 
 

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,7 @@ class Loaded:
     manifest: Mapping[str, Any]
     files: tuple[StateFile, ...]
     name: str  # for people
+    others: Mapping[str, torch.Tensor] = field(default_factory=dict)  # that are in no file of these
 
     @property
     def size(self) -> int:
@@ -77,10 +78,12 @@ class Loaded:
 
     @property
     def names(self) -> set[str]:
-        return {name for each in self.files for name in each.entries}
+        return {name for each in self.files for name in each.entries} | set(self.others)
 
     def tensor(self, name: str) -> torch.Tensor:
         """A copy of one tensor."""
+        if name in self.others:
+            return self.others[name]
         parts = [each.entries[name] for each in self.files if name in each.entries]
         target = torch.empty(sum(part.elements for part in parts), dtype=parts[0].dtype)
         self.read_into(name, 0, target)
@@ -116,11 +119,20 @@ def read(folder: Path, mine: Callable[[int], bool] = lambda index: True) -> Load
         return Loaded(int(body["step"]), body, tuple(file for file, _ in files), folder.name)
 
 
-def read_files(name: str, manifest: Path, state: Path) -> Loaded:
-    """The same of one process's checkpoint, whose two files may be anywhere; errors call it `name`."""
+def read_part(
+    name: str, body: Mapping[str, Any], state: Path, part: Mapping[str, Any], *, verified: bool = False
+) -> Loaded:
+    """The same of one process's part, whose file may be anywhere; errors call it `name`.
+
+    Args:
+        body: of the manifest.
+        part: of it, what this file holds: checksums of its tensors and, of a gang, their extents.
+        verified: its bytes have been compared with the checksums already.
+    """
     with _explained(name):
-        body, file = document(manifest), _open(state)
-        _verify(file, body["tensors"], name)
+        file = _open(state, _extents(part))
+        if not verified:
+            _verify(file, part["tensors"], name)
         return Loaded(int(body["step"]), body, (file,), name)
 
 
@@ -150,8 +162,7 @@ def _shards(folder: Path, body: Mapping[str, Any]) -> list[tuple[StateFile, Mapp
     for rank, stated in enumerate(body["ranks"]):
         path = folder / shard_name(rank, len(body["ranks"]))
         part = document(path.with_suffix(".json"), int(stated))
-        extents = {name: Extent(int(start), int(whole)) for name, (start, whole) in part["extents"].items()}
-        found.append((_open(path, extents), part["tensors"]))
+        found.append((_open(path, _extents(part)), part["tensors"]))
     covered: dict[str, int] = {}
     for file, _ in found:
         for name, entry in file.entries.items():
@@ -162,6 +173,12 @@ def _shards(folder: Path, body: Mapping[str, Any]) -> list[tuple[StateFile, Mapp
     if short:
         raise CheckpointError(f"{folder.name}: {short[0]} is not whole")
     return found
+
+
+def _extents(part: Mapping[str, Any]) -> dict[str, Extent]:
+    """Of the tensors of which a file has a part, as its manifest says."""
+    stated = part.get("extents", {})
+    return {name: Extent(int(start), int(whole)) for name, (start, whole) in stated.items()}
 
 
 def _open(path: Path, extents: Mapping[str, Extent] | None = None) -> StateFile:

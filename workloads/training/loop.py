@@ -59,13 +59,13 @@ class Loop:
         waiting = self.control.take_requests()
         seconds = time.monotonic() - self._last_save
         due = self.together.first and self.session.run.checkpoint.due(result.step, seconds)
-        asked, due = self.together.any(bool(waiting), due)
+        asked, due, writing = self.together.any(bool(waiting), due, self.saver.writing)
         if asked or due:
             self.trainer.drain()
             self._attempt(self.copier.settle)
             self._attempt(lambda: self.saver.save(result.step, self.trainer.counters()))
             self._last_save = time.monotonic()
-        elif self.copier.due(result.step) and not self.saver.writing:
+        elif self.copier.due(result.step) and not writing:
             self.trainer.drain()
             self._attempt(lambda: self.copier.save(result.step, self.trainer.counters()))
         if asked:

@@ -3,7 +3,7 @@
 The memory is anonymous files (memfd) of the supervisor (see `supervisor`), which its trainers inherit: it is the pod's, no
 disk holds it, and it is gone when the supervisor ends. Two slots take turns. A slot is what a checkpoint is on disk, a
 state and a manifest with the checksums of both; while one is written the other one is whole, and a slot whose manifest
-does not match its state does not count.
+does not match its state does not count. The ranks of a gang hold each other's bytes too (see `gang_copies`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from busbar.workloads.training.async_checkpoint import Saver
+from busbar.workloads.training.async_checkpoint import Saver, Target
 from busbar.workloads.training.checkpoint import write_document
 from busbar.workloads.training.errors import CheckpointError
 from busbar.workloads.training.layout import Layout
-from busbar.workloads.training.loaded import Loaded, document, read_files
+from busbar.workloads.training.loaded import Loaded, document, read_part
 from busbar.workloads.training.plan import COPIES
 from busbar.workloads.training.snapshot import Snapshot
 from busbar.workloads.training.state_file import Blocks, write_state
@@ -31,17 +31,29 @@ if TYPE_CHECKING:
 _COUNTERS = struct.Struct("<qq")  # starts of a trainer, steps that crashes cost
 
 
+class Copies(Target, Protocol):
+    """Those of one process, or of a gang."""
+
+    @property
+    def step(self) -> int | None:
+        """Of the newest whole copy, by its manifest alone."""
+
+    def newest(self) -> tuple[Loaded | None, list[str]]:
+        """The newest copy that is whole, verified byte by byte; and sentences on others that were passed over."""
+
+
 @dataclass(frozen=True)
 class Slot:
-    """Paths of two anonymous files; any process that inherited them can open these."""
+    """Paths of anonymous files; any process that inherited them can open these."""
 
     state: Path
     manifest: Path
+    parity: Path  # of other ranks' states; alone, it is empty
 
     @classmethod
     def create(cls, name: str) -> Slot:
         """Raises OSError."""
-        return cls(_anonymous(f"{name}-state"), _anonymous(f"{name}-manifest"))
+        return cls(*(_anonymous(f"{name}-{each}") for each in ("state", "manifest", "parity")))
 
     @property
     def step(self) -> int | None:
@@ -60,7 +72,7 @@ class MemoryCopies:
 
     def __init__(self) -> None:
         """Raises OSError."""
-        self._slots = [Slot.create(f"busbar-copy-{number}") for number in range(COPIES)]
+        self.slots = [Slot.create(f"busbar-copy-{number}") for number in range(COPIES)]
         self._counters = mmap.mmap(-1, _COUNTERS.size)  # shared with the trainers
 
     @property
@@ -79,19 +91,22 @@ class MemoryCopies:
     @property
     def step(self) -> int | None:
         """Of the newest whole copy, by the manifests alone."""
-        return max((step for slot in self._slots if (step := slot.step) is not None), default=None)
+        return max((step for slot in self.slots if (step := slot.step) is not None), default=None)
 
     @property
     def bytes(self) -> int:
         """Memory that the slots hold now."""
-        return sum(path.stat().st_size for slot in self._slots for path in (slot.state, slot.manifest))
+        return sum(
+            path.stat().st_size for slot in self.slots for path in (slot.state, slot.manifest, slot.parity)
+        )
+
+    def spare(self) -> Slot:
+        """The slot that is empty, or else not the newest."""
+        return min(self.slots, key=lambda slot: -1 if slot.step is None else slot.step)
 
     def write(self, step: int, layout: Layout, blocks: Blocks, facts: Mapping[str, Any]) -> int:
-        """Copy the state of `step` into the slot that is not the newest; returns its bytes. Raises CheckpointError."""
-        newest = self.step
-        slot = next((each for each in self._slots if each.step is None), None) or next(
-            each for each in self._slots if each.step != newest
-        )
+        """Copy the state of `step` into the spare slot; returns its bytes. Raises CheckpointError."""
+        slot = self.spare()
         try:
             slot.empty()  # before its state changes
             checksums = write_state(slot.state, step, layout, blocks)
@@ -103,15 +118,16 @@ class MemoryCopies:
         return layout.size
 
     def newest(self) -> tuple[Loaded | None, list[str]]:
-        """The newest copy that is whole, verified byte by byte; and what does not hold of a newer one."""
-        problems: list[str] = []
-        known = [(step, slot) for slot in self._slots if (step := slot.step) is not None]
+        """The newest copy that is whole, verified byte by byte; and sentences on others that were passed over."""
+        notes: list[str] = []
+        known = [(step, slot) for slot in self.slots if (step := slot.step) is not None]
         for step, slot in sorted(known, key=lambda item: -item[0]):
             try:
-                return read_files(f"the copy of step {step} in memory", slot.manifest, slot.state), problems
+                body = document(slot.manifest)
+                return read_part(f"the copy of step {step} in memory", body, slot.state, body), notes
             except CheckpointError as problem:
-                problems.append(str(problem))
-        return None, problems
+                notes.append(passed_over(problem))
+        return None, notes
 
 
 class Copier:
@@ -121,13 +137,13 @@ class Copier:
         self._saver, self._every_steps = saver, every_steps
 
     @classmethod
-    def of(cls, run: Run, snapshot: Snapshot, facts: Mapping[str, Any]) -> Copier:
-        every_steps = run.checkpoint.memory_every_steps
-        if run.copies is None or every_steps is None:
+    def of(cls, run: Run, copies: Copies | None, snapshot: Snapshot, facts: Mapping[str, Any]) -> Copier:
+        policy = run.checkpoint.memory
+        if copies is None or policy is None:
             return cls(None, 0)
-        saver = Saver(run.copies, snapshot, facts, lambda: None, lambda *_: None)
-        saver.durable_step = run.copies.step
-        return cls(saver, every_steps)
+        saver = Saver(copies, snapshot, facts, lambda: None, lambda *_: None)
+        saver.durable_step = copies.step
+        return cls(saver, policy.every_steps)
 
     def due(self, step: int) -> bool:
         return self._saver is not None and step % self._every_steps == 0
@@ -151,6 +167,10 @@ class Copier:
         """Wait for a running copy, whatever becomes of it."""
         if self._saver is not None:
             self._saver.close()
+
+
+def passed_over(problem: object) -> str:
+    return f"passed over a damaged copy: {problem}"
 
 
 def _anonymous(name: str) -> Path:

@@ -52,6 +52,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from busbar.workloads.training.errors import InfeasiblePlan
+from busbar.workloads.training.parity import Stripes
 from busbar.workloads.training.settings import (
     BF16,
     BLOCKING,
@@ -75,6 +76,7 @@ when the last one comes."""
 MIN_BLOCKS = 2  # one is filled while the other is written
 RANDOM_STATE_BYTES = 8192
 COPIES = 2  # of the state in memory: one is whole while the other is written
+PARITY_PIECE_BYTES = 2**20  # of what ranks add up at a time
 MOST_DISK_S = 600  # of a step that waits for state on disk: a run of a thousand such steps takes a week
 COPY_HEADER_BYTES = 2**20  # names, shapes and checksums of all tensors of a copy of the state
 SLOTS = 3  # one loading, one updating, one storing
@@ -137,6 +139,7 @@ class Demand:
     sequence: int = 1  # ranks that share each sequence
     sequence_bytes: int = 0  # the most that ranks which share a sequence exchange at once
     memory_copies: int = 0  # of the state in host memory, beside the checkpoints (see `memory_copy`)
+    parity: int = 0  # ranks that may be lost, and whose parts of these copies the others can rebuild
     state: str = EXACT  # format of AdamW's moments: exact | bf16 | int8
     zeroth_order: bool = False  # there is no backward pass (see `zeroth_plan`)
     schedule: str = (
@@ -449,8 +452,13 @@ def own_checkpoint_bytes(demand: Demand) -> int:
 
 
 def copy_bytes(demand: Demand) -> int:
-    """Copies of the state in host memory, with their headers and manifests."""
-    return demand.memory_copies * (own_checkpoint_bytes(demand) + COPY_HEADER_BYTES)
+    """Copies of the state in host memory, with their headers and manifests, and of a gang with parities."""
+    own = own_checkpoint_bytes(demand) + COPY_HEADER_BYTES
+    if demand.ranks == 1:
+        return demand.memory_copies * own
+    held = Stripes(demand.ranks, demand.parity).held_bytes(own)
+    pieces = PARITY_PIECE_BYTES * (3 + demand.parity)  # one comes, one goes, one is multiplied, and the sums
+    return demand.memory_copies * held + pieces
 
 
 def assemble(demand: Demand, limits: MemoryLimits, placed: MemoryPlan, moving: int) -> MemoryPlan:

@@ -122,9 +122,10 @@ def answers_for(
     parsed = parse_job(read_manifest(job))
     if parsed.spec.engine is None:
         raise InvalidJob("spec.template", "an own image has no plan", "give spec.engine")
-    copied = parsed.spec.checkpoint.memory is not None
+    memory = parsed.spec.checkpoint.memory
+    parity = None if memory is None else memory.parity_of(pods)
     return {
-        name: answer_for(spec, machine, pods, claims, copied=copied, longest=longest)
+        name: answer_for(spec, machine, pods, claims, parity=parity, longest=longest)
         for name, spec in engine_runs(parsed.spec.engine)
     }
 
@@ -135,13 +136,13 @@ def answer_for(
     pods: int,
     claims: Path,
     *,
-    copied: bool = False,
+    parity: int | None = None,
     longest: bool = False,
 ) -> dict[str, Any]:
     """Each mode's plan and predicted speed, as JSON. Raises TrainingError.
 
     Args:
-        copied: the state is copied into the pod's memory.
+        parity: the state is copied into the pods' memory, and so many of them may be lost; None: it is not.
     """
     from busbar.scheduler.fit import unknown_patterns
     from busbar.scheduler.fit.speed import hiding_tokens
@@ -160,8 +161,9 @@ def answer_for(
         whole = demand_of(
             shape, of, evaluates=spec.evaluation is not None, adapter=spec.adapter, schedule=spec.schedule
         )
-        copies = COPIES if copied else 0
-        return over_ranks(replace(whole, memory_copies=copies), division, spec.sharding)
+        if parity is not None:
+            whole = replace(whole, memory_copies=COPIES, parity=parity)
+        return over_ranks(whole, division, spec.sharding)
 
     demand = needed(batch)
     limits = machine.limits(spec.device_memory_bytes, spec.scratch_disk_bytes)

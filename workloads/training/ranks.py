@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -100,6 +100,30 @@ class Neighbours:
         dist.all_to_all_single(_bytes(parts), _bytes(whole), group=self._group)
 
 
+class Beside:
+    """The ranks of a gang once more, between CPUs, for a thread beside the training loop; all make it at the same time."""
+
+    def __init__(self, rank: int, timeout: timedelta) -> None:
+        self.rank = rank
+        self._group: Any = dist.new_group(backend="gloo", timeout=timeout)
+
+    def gather(self, thing: T) -> list[T]:
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, thing, self._group)
+        return found
+
+    def send(self, data: torch.Tensor, to: int) -> None:
+        dist.send(data, to, self._group)
+
+    def receive(self, data: torch.Tensor, source: int) -> None:
+        dist.recv(data, source, self._group)
+
+    def exchange(self, sent: torch.Tensor, to: int, received: torch.Tensor, source: int) -> None:
+        for work in (dist.isend(sent, to, self._group), dist.irecv(received, source, self._group)):
+            if work is not None:
+                work.wait()
+
+
 class Gang:
     """The processes of a world; `close` when the run is over."""
 
@@ -112,7 +136,7 @@ class Gang:
         at: Callable[[str], object] = lambda place: None,
     ) -> None:
         """Raises RuntimeError (torch's DistError) when the others do not come within `timeout`."""
-        self.rank, self.size, self._at = world.rank, world.size, at
+        self.rank, self.size, self._at, self._timeout = world.rank, world.size, at, timeout
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
 
@@ -146,6 +170,9 @@ class Gang:
 
     def neighbours(self, size: int) -> Exchange:
         return Neighbours(self.rank, size)
+
+    def beside(self) -> Beside:
+        return Beside(self.rank, self._timeout)
 
     def close(self) -> None:
         dist.destroy_process_group()

@@ -14,19 +14,25 @@ from busbar.workloads.training.snapshot import restore_random_states
 from busbar.workloads.training.step_log import Journal
 
 if TYPE_CHECKING:
+    from busbar.workloads.training.memory_copy import Copies
     from busbar.workloads.training.run import Session
     from busbar.workloads.training.trainer import Trainer
 
 
 def resume(
-    session: Session, trainer: Trainer, folder: CheckpointFolder, journal: Journal, facts: Mapping[str, Any]
+    session: Session,
+    trainer: Trainer,
+    folder: CheckpointFolder,
+    copies: Copies | None,
+    journal: Journal,
+    facts: Mapping[str, Any],
 ) -> int | None:
     """Put the newest state into `trainer`; returns the step of the newest checkpoint on disk, if there is one.
 
     Raises ResumeRefused, and CheckpointError for files that cannot be read.
     """
     run, reporter, status = session.run, session.reporter, session.status
-    copy = _in_memory(session, folder)
+    copy = _in_memory(session, folder, copies)
     loaded = copy or _on_disk(session, folder)
     step = 0
     if loaded is not None:
@@ -49,21 +55,21 @@ def resume(
         status.update(restoredAttempt=loaded.manifest["attempt"])
     lost = journal.lost_since(step)
     if loaded is not None or lost:
-        where = " (from the copy in this pod's memory)" if copy is not None else ""
+        memory = "the pods' memory" if run.world.size > 1 else "this pod's memory"
+        where = f" (from the copy in {memory})" if copy is not None else ""
         status.update(resumedFromStep=step, lostSteps=_all_lost(session, lost), step=step)
         reporter.note(f"resumed from step {step}{where}; {lost} finished steps were lost and are repeated")
     return _durable(session, folder, loaded if copy is None else None)
 
 
-def _in_memory(session: Session, folder: CheckpointFolder) -> Loaded | None:
-    """The copy that an earlier trainer left in this pod's memory, if no checkpoint on disk is newer."""
-    copies = session.run.copies
+def _in_memory(session: Session, folder: CheckpointFolder, copies: Copies | None) -> Loaded | None:
+    """The copy that an earlier trainer, or those of a gang, left in memory, if no checkpoint on disk is newer."""
     if copies is None:
         return None
-    found, problems = copies.newest()
-    for problem in problems:
-        session.reporter.note(f"passed over a damaged copy: {problem}")
-    newest_on_disk = max(folder.steps(), default=0)
+    found, notes = copies.newest()
+    for note in notes:
+        session.reporter.note(note)
+    newest_on_disk = folder.newest_step()
     return found if found is not None and found.step >= newest_on_disk else None
 
 

@@ -293,7 +293,7 @@ class Session:
         demand = model.measure_demand(recipe, self.spec, self.device, together.size)
         host = host_limit_bytes(reserve=RESERVE_BYTES if on_cpu else CUDA_RESERVE_BYTES)
         if (copies := self.run.copies) is not None:
-            demand = replace(demand, memory_copies=COPIES)
+            demand = replace(demand, memory_copies=COPIES, parity=self.parity)
             if host is not None:  # what an earlier trainer copied is in the plan
                 host = max(0, host + copies.bytes - SUPERVISOR_BYTES)
         limits = MemoryLimits(limit, host, on_cpu, free, self.spec.scratch_disk_bytes)
@@ -331,6 +331,12 @@ class Session:
                 f"each step reads {shown_bytes(plan.disk_bytes)} of state from {scratch} and writes them back: {seconds:.3g} s "
                 f"one after the other, at {rates.read / 1e9:.2g} and {rates.write / 1e9:.2g} GB/s measured here"
             )
+
+    @property
+    def parity(self) -> int:
+        """Ranks that may be lost at once without losing the copies in memory."""
+        memory = self.run.checkpoint.memory
+        return 0 if memory is None else memory.parity_of(self.run.world.size)
 
     @property
     def scratch(self) -> Path:
@@ -436,12 +442,13 @@ class Session:
         journal = Journal(lines, self.run.attempt, self.spec.steps)
         try:
             self._phase("Preparing", "looking for a checkpoint")
-            on_disk = resume(self, trainer, folder, journal, facts)
+            copies = together.copies(self.run.copies, self.parity)
+            on_disk = resume(self, trainer, folder, copies, journal, facts)
             together.agree(same_on_all_ranks({"step": trainer.done}, trainer))
             durable = self.status.durable_checkpoint
             saver = Saver(folder, trainer.snapshot, facts, journal.sync, durable, together.ranks.gather)
             saver.durable_step = on_disk
-            copier = Copier.of(self.run, trainer.snapshot, facts)
+            copier = Copier.of(self.run, copies, trainer.snapshot, facts)
             self._phase("Training", f"from step {trainer.done} of {self.spec.steps}")
             self.control.open()
             with closing(saver), closing(copier):

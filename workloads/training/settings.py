@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from busbar.kube.types.checkpoint import MemoryCopyPolicy
 
 GATED, BLOCKING = "gated", "blocking"
 ADAMW, ZEROTH_ORDER = "AdamW", "ZerothOrder"
@@ -102,9 +105,7 @@ class CheckpointPolicy:
     every_seconds: float | None
     keep: int
     adopt: bool = False  # continue from another job's checkpoints
-    memory_every_steps: int | None = (
-        None  # copies in the pod's memory beside them (see `memory_copy`); None: there are none
-    )
+    memory: MemoryCopyPolicy | None = None  # copies beside them (see `memory_copy`); None: there are none
 
     def due(self, step: int, seconds_since_last: float) -> bool:
         by_steps = self.every_steps is not None and step % self.every_steps == 0

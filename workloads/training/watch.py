@@ -79,7 +79,7 @@ class Watch:
         if not self._talking.acquire(timeout=self._patience.leave_s):
             return  # the store hangs
         try:
-            self._store.set(f"left/{self._rank}", json.dumps({"code": code, "message": message}))
+            self._store.set(f"left/{self._rank}", left(code, message))
             # At a good end a slow rank must still read that it is over; otherwise there is nothing to lose.
             patience = self._patience.lost_after_s if code == DONE else self._patience.leave_s
             deadline = self._clock() + patience
@@ -138,6 +138,11 @@ class Watch:
         return Verdict(
             f"rank {other} has left: {left.get('message')}", code if isinstance(code, int) else FAILED
         )
+
+
+def left(code: int, message: str) -> str:
+    """What a rank that is over leaves in the store."""
+    return json.dumps({"code": code, "message": message})
 
 
 def _place(said: str) -> str:
