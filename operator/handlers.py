@@ -184,7 +184,8 @@ class Handlers:
             has_tenant=self._has_tenant(key),
             counts_due=time.monotonic() - self._written_at.get(key, 0.0) >= self._counts_s(status),
             holders=holders(job, own, self._caches.pods.items),
-            lost_attempt=self._caches.lost_attempts.get(job.metadata.uid, 0),
+            gone_pods=self._caches.gone_pods(job.metadata.uid),
+            absent_nodes=self._absent_nodes(job),
             energy_joules=self._energy(job.metadata.uid, status.usage if status is not None else None),
             budget=self.holds.of_namespace(key.namespace),
             is_ending=self._is_ending(key.namespace),
@@ -211,6 +212,15 @@ class Handlers:
         if update.offer:
             self._rounds.wake()
         return update.again_s
+
+    def _absent_nodes(self, job: TrainingJob) -> frozenset[str]:
+        """Nodes of a gang that take no pod now, where one may be replaced."""
+        admission = job.status.admission if job.status is not None else None
+        if admission is None or job.spec.checkpoint.memory is None:
+            return frozenset()
+        nodes = self._caches.nodes.items
+        known = {name: nodes.get(Key("", name)) for name in admission.nodes}
+        return frozenset(name for name, node in known.items() if node is None or not node.ready)
 
     def _counts_s(self, status: TrainingJobStatus | None) -> float:
         """How long after a job's last status the pods that run are counted in the next."""

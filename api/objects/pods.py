@@ -98,7 +98,10 @@ class Pods:
         selector = f"{GROUP}/job={name},{GROUP}/kind={resource.kind.lower()}"
         with translated(f"pods of {namespace}/{name}"):
             pods, _ = await self._kube.list(PODS, namespace, label_selector=selector)
-        return sorted(map(_pod_rank, pods), key=lambda pod: (-pod.attempt, pod.rank))
+        pods.sort(
+            key=lambda pod: (-_number(pod, "attempt"), _number(pod, "rank"), -_number(pod, "replacement"))
+        )
+        return [_pod_rank(pod) for pod in pods]
 
     async def _pod(
         self, resource: Resource, namespace: str, name: str, rank: int, attempt: int | None

@@ -55,6 +55,8 @@ class Reason(StrEnum):
     DEADLINE_KEPT = "DeadlineKept"
     DEADLINE_MISSED = "DeadlineMissed"
     GANG_INCOMPLETE = "GangIncomplete"
+    POD_REPLACED = "PodReplaced"
+    """A pod of a gang was lost, and another one takes its place, with its state from the memory of the others."""
     PODS_REFUSED = "PodsRefused"
     """The API server refuses the pods, because of a quota, a policy or a webhook."""
     POD_LIMIT = "PodLimit"

@@ -350,6 +350,14 @@ class CheckedImage(StatusModel):
     message: Sentence = Field(default="", description="Why it is not verified.")
 
 
+class ReplacedPod(StatusModel):
+    """A rank of a gang whose pod was lost and made again, as the others have its state in memory."""
+
+    rank: Count = Field(description="Its rank.")
+    times: Annotated[int, Field(ge=1)] = Field(description="How often in this attempt.")
+    since: datetime = Field(description="When the last time.")
+
+
 class Admission(StatusModel):
     """Placement and mode of the admission, written before any pod exists."""
 
@@ -377,6 +385,9 @@ class Admission(StatusModel):
     )
     admitted_at: datetime | None = Field(default=None, description="When.")
     started_at: datetime | None = Field(default=None, description="When all its pods were running.")
+    replaced: Annotated[list[ReplacedPod], Field(max_length=1024)] | None = Field(
+        default=None, description="Pods that were lost and made again while the others went on; absent: none."
+    )
     image: CheckedImage | None = Field(
         default=None, description="The image of its pods; absent until all of them run."
     )

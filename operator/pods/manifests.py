@@ -27,6 +27,7 @@ from busbar.kube.types.meta import (
     LABEL_JOB,
     LABEL_KIND,
     LABEL_RANK,
+    LABEL_REPLACEMENT,
     SCHEDULING_GATE,
     Resource,
     claim_of,
@@ -109,8 +110,9 @@ def service_pod_name(service: str, index: int) -> str:
     return f"{service}-{index}"
 
 
-def training_pod_name(job: str, attempt: int, rank: int) -> str:
-    return f"{job}-{attempt}-{rank}"
+def training_pod_name(job: str, attempt: int, rank: int, replacement: int = 0) -> str:
+    again = f"-r{replacement}" if replacement else ""
+    return f"{job}-{attempt}-{rank}{again}"
 
 
 def training_pod(
@@ -122,9 +124,10 @@ def training_pod(
     placement: Placement,
     pool: AcceleratorPool | None,
     rendering: Rendering,
+    replacement: int = 0,
 ) -> Body:
-    """One pinned pod of a job; gated, if it is one of several."""
-    name = training_pod_name(job.metadata.name, attempt, rank)
+    """One pinned pod of a job; gated, if it is one of several. One that replaces another has its name in DNS."""
+    name = training_pod_name(job.metadata.name, attempt, rank, replacement)
     env = _identity_env(job, KIND_TRAINING) | _gang_env(job.metadata.name, attempt, rank, placement.pods)
     env[Env.ATTEMPT] = str(attempt)
     env[Env.MODE] = placement.mode
@@ -163,13 +166,15 @@ def training_pod(
         LABEL_RANK: str(rank),
         LABEL_ADMISSION_ID: admission_id,
     }
+    if replacement:
+        labels[LABEL_REPLACEMENT] = str(replacement)
     node = placement.nodes[rank]
     body = _pod(job, name, KIND_TRAINING, labels, own_notes, container, volumes, pool, node, placement.pool)
     if placement.pods == 1:
         del body["spec"]["schedulingGates"]
     body["spec"] |= {k: v for k, v in extra.items() if v}
     body["spec"]["restartPolicy"] = "Never"
-    body["spec"]["hostname"] = name
+    body["spec"]["hostname"] = training_pod_name(job.metadata.name, attempt, rank)
     body["spec"]["subdomain"] = job.metadata.name
     body["spec"]["terminationGracePeriodSeconds"] = job.spec.preemption.grace_period_seconds
     return body

@@ -15,8 +15,16 @@ from busbar.kube.types.training_job import (
     PodCounts,
     TrainingJobStatus,
 )
+from busbar.operator.training.replace import replace_lost
 from busbar.operator.training.status import count_usage, ended_at, in_phase, with_exit_messages
-from busbar.operator.training.view import JobUpdate, JobView, attempt_pods, delete_pod
+from busbar.operator.training.view import (
+    JobUpdate,
+    JobView,
+    attempt_pods,
+    delete_pod,
+    pod_name,
+    replaced_times,
+)
 from busbar.operator.watch.projections import Pod
 from busbar.operator.write.actions import Delete
 from busbar.operator.write.status import (
@@ -30,11 +38,14 @@ COUNTED_WITHIN_S = 60.0
 
 def attempt_over(view: JobView, current: dict[int, Pod], admission: Admission) -> JobUpdate | None:
     """The update that ends the attempt: all pods done, one failed, one vanished after the start, or one that was seen
-    is gone; else None.
+    is gone; or that has lost pods replaced, where the others hold their state; else None.
 
     A pod's name is never used again in an attempt. What ends it is a status, which the API server refuses where the job
     was deleted and its watch has not said so: a pod made here instead would run for a job that is gone.
     """
+    replaced = replace_lost(view, current, admission)
+    if replaced is not None:
+        return replaced
     failed = [p for p in current.values() if p.phase == "Failed"]
     if failed:
         return _attempt_failed(view, current, failed)
@@ -43,13 +54,20 @@ def attempt_over(view: JobView, current: dict[int, Pod], admission: Admission) -
     begun = (
         view.status.phase in (TrainingPhase.STARTING, TrainingPhase.RUNNING)
         or any(not p.gated for p in current.values())
-        or view.lost_attempt == view.status.attempt
+        or any(pod_name(view, rank) in view.gone_pods for rank in range(admission.pods))
     )
-    lost = [r for r in range(admission.pods) if r not in current or current[r].deleting]
+    lost = [r for r in range(admission.pods) if _is_gone(view, current, admission, r)]
     if begun and lost:
         text = f"Pod of rank {lost[0]} was deleted or its node is gone; the job starts again from its checkpoint."
         return _retry(view, Reason.RETRYING, text, counts=False)
     return None
+
+
+def _is_gone(view: JobView, current: dict[int, Pod], admission: Admission, rank: int) -> bool:
+    """Whether its pod was there; one that is to take the place of a lost one may not be made yet."""
+    if rank in current:
+        return current[rank].deleting
+    return rank not in replaced_times(admission) or pod_name(view, rank) in view.gone_pods
 
 
 def succeed(view: JobView, current: dict[int, Pod]) -> TrainingJobStatus:

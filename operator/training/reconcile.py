@@ -59,6 +59,7 @@ from busbar.operator.training.view import (
     leftovers,
     per_pod_of,
     placement_of,
+    replaced_times,
 )
 from busbar.operator.watch.projections import Pod
 from busbar.operator.write.actions import Action, Apply, Create, LiftGate
@@ -327,6 +328,7 @@ def _create(view: JobView, admission: Admission, missing: list[int]) -> JobUpdat
             placement=placement,
             pool=view.pool,
             rendering=view.rendering,
+            replacement=replaced_times(admission).get(rank, 0),
         )
         actions.append(Create(PODS, key_of_body(body), body))
     if not view.refused:
@@ -396,7 +398,8 @@ def _incomplete(view: JobView, current: dict[int, Pod], admission: Admission) ->
     """
     limit = timedelta(seconds=view.settings.gang_timeout_s)
     stuck = timedelta(seconds=view.settings.unschedulable_s)
-    age = view.now - admission.admitted_at if admission.admitted_at is not None else timedelta(0)
+    since = max((each.since for each in admission.replaced or ()), default=admission.admitted_at)
+    age = view.now - since if since is not None else timedelta(0)
     if view.is_ending and len(current) < admission.pods:
         return begin_release(view, Reason.NAMESPACE_ENDING, ENDING)
     if view.refused and len(current) < admission.pods and age > stuck:

@@ -49,7 +49,10 @@ class JobView:
     refused: str = ""  # why the API server refused its pods, the last time they were sent
     has_tenant: bool = True  # whether a Tenant has the namespace
     holders: tuple[Pod, ...] = ()  # pods of others that have the names of its pods
-    lost_attempt: int = 0  # the newest attempt of which a pod was seen and is gone
+    gone_pods: frozenset[str] = frozenset()  # names of pods of its newest attempt that were seen and are gone
+    absent_nodes: frozenset[str] = (
+        frozenset()
+    )  # of its admission, those that take no pod now; asked where one may be replaced
     energy_joules: float | None = None  # its new total; None: nothing is measured
     budget: Hold = FREE  # what its tenant's budgets do to it
     is_ending: bool = False  # whether its namespace is being deleted: it may hang in that for long
@@ -149,9 +152,20 @@ def per_pod_of(placement: Placement) -> PerPod:
 
 
 def attempt_pods(view: JobView) -> dict[int, Pod]:
-    """The pods of the present attempt by rank."""
-    attempt = view.status.attempt or 0
-    return {p.rank: p for p in view.pods if p.attempt == attempt}
+    """The pods of the present attempt by rank; of a rank that was replaced, the newest."""
+    attempt, times = view.status.attempt or 0, replaced_times(view.status.admission)
+    return {p.rank: p for p in view.pods if p.attempt == attempt and p.replacement == times.get(p.rank, 0)}
+
+
+def replaced_times(admission: Admission | None) -> dict[int, int]:
+    """How often the pod of a rank was replaced; only those that were."""
+    return {each.rank: each.times for each in (admission and admission.replaced) or ()}
+
+
+def pod_name(view: JobView, rank: int) -> str:
+    """That of the newest pod of a rank in the present attempt."""
+    times = replaced_times(view.status.admission).get(rank, 0)
+    return manifests.training_pod_name(view.job.metadata.name, view.status.attempt or 0, rank, times)
 
 
 def holders(job: TrainingJob, own: tuple[Pod, ...], pods: Mapping[Key, Pod]) -> tuple[Pod, ...]:

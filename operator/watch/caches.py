@@ -81,7 +81,9 @@ class Caches:
         self._tenant_of: Mapping[str, str] | None = None  # None: a tenant has changed
         self._owned: dict[tuple[str, Key], dict[Key, None]] = {}
         self._charged: dict[str, dict[str, tuple[str, ChargedLoss]]] = {}
-        self.lost_attempts: dict[str, int] = {}
+        self._gone_pods: dict[
+            str, tuple[int, frozenset[str]]
+        ] = {}  # by the owner's uid: of which attempt, and their names
         """By the uid of a job: the newest attempt of which this process saw a pod that is gone."""
 
         def changed(kind: str) -> Callable[[Key, Any, Any], None]:
@@ -185,11 +187,19 @@ class Caches:
         """A job's deletion may be heard after the deletion of its pods, so its reconcile has to know of these."""
         job = self.jobs.items.get(Key(pod.key.namespace, pod.job))
         if job is not None and job.metadata.uid == pod.owner_uid:
-            self.lost_attempts[pod.owner_uid] = max(pod.attempt, self.lost_attempts.get(pod.owner_uid, 0))
+            attempt, names = self._gone_pods.get(pod.owner_uid, (0, frozenset()))
+            if pod.attempt > attempt:
+                self._gone_pods[pod.owner_uid] = pod.attempt, frozenset({pod.key.name})
+            elif pod.attempt == attempt:
+                self._gone_pods[pod.owner_uid] = attempt, names | {pod.key.name}
+
+    def gone_pods(self, uid: str) -> frozenset[str]:
+        """Names of pods of the object's newest attempt that were seen and are gone."""
+        return self._gone_pods.get(uid, (0, frozenset()))[1]
 
     def _own_changed(self, kind: str, key: Key, old: Any, new: Any) -> None:
         if old is not None and (new is None or new.metadata.uid != old.metadata.uid):
-            self.lost_attempts.pop(old.metadata.uid, None)
+            self._gone_pods.pop(old.metadata.uid, None)
         if kind == TENANTS.kind:
             self._tenant_of = None
         if kind == TRAINING_JOBS.kind:

@@ -25,6 +25,7 @@ from busbar.kube.types.meta import (
     LABEL_KIND,
     LABEL_QUEUE,
     LABEL_RANK,
+    LABEL_REPLACEMENT,
     SCHEDULING_GATE,
 )
 
@@ -98,6 +99,7 @@ class Pod:
     job: str = ""
     attempt: int = 0
     rank: int = 0
+    replacement: int = 0  # the how manieth pod that takes the place of a lost one
     admission: str = ""
     queued: bool = False  # opted in by label
     owner_uid: str = ""
@@ -208,6 +210,7 @@ def project_pod(obj: Object) -> Pod:
         job=labels.get(LABEL_JOB, ""),
         attempt=_number(labels.get(LABEL_ATTEMPT)),
         rank=_number(labels.get(LABEL_RANK)),
+        replacement=_number(labels.get(LABEL_REPLACEMENT)),
         admission=labels.get(LABEL_ADMISSION_ID, ""),
         queued=labels.get(LABEL_QUEUE) == "true",
         owner_uid=owner.get("uid", ""),

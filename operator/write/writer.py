@@ -46,6 +46,7 @@ _WARNINGS = frozenset(
         "Retrying",
         "RetryLimitReached",
         "GangIncomplete",
+        "PodReplaced",
         "PodsRefused",
         "BudgetWarning",
         "BudgetSpent",

@@ -15,12 +15,21 @@ from busbar.kube.resources import EVENTS, PODS, TRAINING_JOBS
 AT = f"{BASE}/namespaces/ada-lab/trainingjobs/ada-run"
 
 
-def put_pod(world: World, name: str, *, attempt: int, rank: int, phase: str = "Running") -> None:
+def put_pod(
+    world: World,
+    name: str,
+    *,
+    attempt: int,
+    rank: int,
+    phase: str = "Running",
+    replacement: str | None = None,
+) -> None:
     labels = {
         "busbar.dev/job": "ada-run",
         "busbar.dev/kind": "trainingjob",
         "busbar.dev/attempt": str(attempt),
         "busbar.dev/rank": str(rank),
+        **({} if replacement is None else {"busbar.dev/replacement": replacement}),
     }
     world.kube.put(
         PODS,
@@ -39,6 +48,14 @@ async def test_the_newest_attempts_log_is_read_unless_another_is_asked_for(world
     missing = await alice.get(f"{AT}/logs?rank=7")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "NotFound")
     assert (await alice.get(f"{AT}/logs?rank=-1")).status_code == 422
+
+
+async def test_of_a_rank_whose_pod_was_replaced_the_newest_pods_log_is_read(world: World) -> None:
+    put_pod(world, "ada-run-2-0", attempt=2, rank=0, phase="Failed")
+    put_pod(world, "ada-run-2-0-r1", attempt=2, rank=0, phase="Failed", replacement="1")
+    put_pod(world, "ada-run-2-0-r2", attempt=2, rank=0, replacement="2")
+    alice = await world.as_("alice")
+    assert (await alice.get(f"{AT}/logs")).text == "log of ada-run-2-0-r2\n"
 
 
 async def test_a_followed_log_arrives_as_it_is_written(world: World) -> None:

@@ -148,7 +148,7 @@ def test_a_pod_that_vanishes_after_the_start_ends_the_attempt_without_counting()
 @pytest.mark.parametrize("left", [(), (gated(1),)])
 def test_a_pod_that_was_seen_and_is_gone_is_not_made_again_in_its_attempt(left: tuple[Pod, ...]) -> None:
     of = admitted(gang(2), 2)
-    update = reconcile(view(of, *left, lost_attempt=1))
+    update = reconcile(view(of, *left, gone_pods=frozenset({"job-1-0"})))
     assert (phase(update), update.actions) == ("Queued", ())
     assert update.status is not None
     assert (update.status.admission, update.status.restarts) == (None, 0)
@@ -156,7 +156,7 @@ def test_a_pod_that_was_seen_and_is_gone_is_not_made_again_in_its_attempt(left: 
 
 
 def test_a_pod_lost_in_an_earlier_attempt_keeps_no_later_one_from_being_made() -> None:
-    update = reconcile(view(admitted(job(status={"attempt": 1})), lost_attempt=1))
+    update = reconcile(view(admitted(job(status={"attempt": 1})), gone_pods=frozenset({"job-1-0"})))
     assert [a.key.name for a in update.actions if isinstance(a, Create)] == ["job-2-0"]
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, cast
 
 from tests.cluster.harness import engine_job
+from tests.operator.builders import pod
 
 from busbar.kube.client import Object
 from busbar.kube.informer import Key
@@ -97,3 +99,22 @@ def test_models_in_lists_share_their_sets_and_a_part_that_was_done_is_left_alone
     assert sets[0] is sets[1]
     assert one.spec.model_fields_set == other.spec.model_fields_set
     assert one.spec.model_fields_set is not other.spec.model_fields_set
+
+
+def test_the_pods_of_the_newest_attempt_that_are_gone_are_known_until_their_job_is() -> None:
+    kept = caches()
+    kept.jobs.observe(made())
+
+    def lose(name: str, attempt: int, owner: str = "uid-job") -> None:
+        gone = replace(pod(attempt=attempt, owner_uid=owner), key=Key("ns", name))
+        kept._pod_changed(gone.key, gone, None)
+
+    assert kept.gone_pods("uid-job") == frozenset()
+    for name, attempt in (("job-1-0", 1), ("job-2-0", 2), ("job-1-1", 1), ("job-2-1-r1", 2)):
+        lose(name, attempt)
+    lose("job-9-0", 9, owner="uid-of-another-job-of-this-name")
+    assert kept.gone_pods("uid-job") == {"job-2-0", "job-2-1-r1"}
+    again = made(version=2)
+    again["metadata"]["uid"] = "another"
+    kept.jobs.observe(again)
+    assert kept.gone_pods("uid-job") == frozenset()
