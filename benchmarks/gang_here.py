@@ -23,9 +23,7 @@ Work = Callable[..., Any]  # of a Gang and arguments that can be pickled: someth
 
 def run_gang(size: int, work: Work, *arguments: Any) -> list[Any]:
     """What `work(gang, *arguments)` returns on each rank. Raises RuntimeError where a process fails."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "found.json"
@@ -43,6 +41,13 @@ def run_gang(size: int, work: Work, *arguments: Any) -> list[Any]:
             raise RuntimeError(f"ranks of a gang ended with exit codes {codes}; they say above why")
         found: list[Any] = json.loads(output.read_text())
     return found
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def _rank(world: World, work: Work, arguments: tuple[Any, ...], output: Path) -> None:

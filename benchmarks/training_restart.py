@@ -1,4 +1,4 @@
-"""From a crash of the trainer to its next step: from the copy in memory, and by a new process from the disk.
+"""From a crash of the trainer to its next step: from the copies in memory, and by new processes from the disk.
 
     python benchmarks/training_restart.py --output benchmarks/results/training_restart.json
 
@@ -7,11 +7,15 @@ trainer, and without, where this script starts `busbar train` again at once, as 
 trainer is killed with SIGKILL behind a step, and its journal tells when the next step is done. Printed are the wall
 seconds of both, medians, with their ratio; the seconds of one step, which are in both; and what the copies cost: CPU
 seconds per step with them over those without.
+
+The same is done with a gang of two, started as their pods would be: the trainer of rank 1 is killed, or all processes of its
+pod, which is replaced at once; and without copies both pods are started again, as the operator would do it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -25,13 +29,30 @@ from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 import yaml
 from rich.progress import Progress
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.gang_here import free_port
+
+from busbar.kube.contracts.workload import Env
+
 BAR_S = 5.0  # and one step
 STEPS_BEFORE, STEPS_AFTER = 8, 4
+TRAINER, POD, ALL = "trainer", "pod", "all"
+WAYS: dict[
+    str, tuple[int, int | None, str]
+] = {  # ranks; steps from copy to copy, None: there are none; what is lost
+    "memory": (1, 2, TRAINER),
+    "disk": (1, None, ALL),
+    "gangTrainer": (2, 2, TRAINER),
+    "gangPod": (2, 2, POD),
+    "gangDisk": (2, None, ALL),
+}
 
 
 def job(every_steps: int | None, size: str) -> dict[str, Any]:
@@ -69,18 +90,51 @@ def job(every_steps: int | None, size: str) -> dict[str, Any]:
 
 
 class Training:
-    """`busbar train` on a folder; its journal tells what is done."""
+    """A run on a folder, of one process (`busbar train`) or as pods of a gang; its journal tells what is done."""
 
-    def __init__(self, folder: Path, document: dict[str, Any]) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, document: dict[str, Any], ranks: int) -> None:
+        self.folder, self._spec, self._ranks = folder, document["spec"], ranks
         (folder / "job.yaml").write_text(yaml.safe_dump(document))
+        (folder / "command").write_text(uuid4().hex)
+        (folder / "read").write_text(uuid4().hex)
         self.journal = folder / "claims/out/model/checkpoints/journal.jsonl"
-        self.process = self.start()
+        self._ports = [free_port() for _ in range(ranks + 1)]
+        self._processes = [self._start(rank) for rank in range(ranks)]
 
-    def start(self) -> subprocess.Popen[bytes]:
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """Of the last rank, which is killed."""
+        return self._processes[-1]
+
+    def _start(self, rank: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "busbar.cli.main", "train", "job.yaml", "--plain"]
+        environment = dict(os.environ)
+        if self._ranks > 1:
+            command = [sys.executable, "-m", "busbar.workloads.training"]
+            environment |= self._pod(rank)
         log = (self.folder / "log.txt").open("a")
-        return subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
+        return subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log)
+
+    def _pod(self, rank: int) -> dict[str, str]:
+        """The variables that the operator sets."""
+        claims = self.folder / "claims"
+        return {
+            Env.SPEC: json.dumps(self._spec["engine"]),
+            Env.CHECKPOINT: json.dumps(self._spec["checkpoint"]),
+            Env.OUTPUT_DIR: str(claims / "out/model"),
+            Env.CHECKPOINT_DIR: str(claims / "out/model/checkpoints"),
+            Env.DATA_DIR: str(claims / "text/text"),
+            Env.BEARERS_DIR: str(self.folder),
+            Env.PORT: str(self._ports[rank]),
+            Env.JOB_NAME: "restart",
+            Env.NAMESPACE: "here",
+            Env.JOB_UID: "restart",
+            Env.ATTEMPT: "1",
+            Env.RANK: str(rank),
+            Env.WORLD_SIZE: str(self._ranks),
+            Env.MASTER_ADDR: "127.0.0.1",
+            Env.MASTER_PORT: str(self._ports[-1]),
+        }
 
     @property
     def lines(self) -> int:
@@ -112,41 +166,50 @@ class Training:
         used, wall = self.cpu_s(), self.wait(begun + count)
         return wall / count, (self.cpu_s() - used) / count
 
-    def crash(self, *, supervised: bool) -> float:
-        """Seconds from SIGKILL to the next finished step."""
+    def crash(self, what: str) -> float:
+        """Seconds from SIGKILL to the next finished step.
+
+        Args:
+            what: is lost: a trainer, a pod, or all of them.
+        """
         before = self.lines
-        os.kill(self.trainer(), signal.SIGKILL)
+        trainer = self.trainer()
+        if what != TRAINER:
+            self.process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(trainer, signal.SIGKILL)
         started = time.monotonic()
-        if not supervised:
-            self.process.wait()
-            self.process = self.start()
-        before = max(before, self.lines)
-        self.wait(before + 1)
+        first = {TRAINER: self._ranks, POD: self._ranks - 1, ALL: 0}[what]
+        for rank in range(first, self._ranks):
+            self._processes[rank].wait()
+        for rank in range(first, self._ranks):
+            self._processes[rank] = self._start(rank)
+        self.wait(max(before, self.lines) + 1)
         return time.monotonic() - started
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        for process in self._processes:
+            process.kill()
+            process.wait()
 
 
 def measure(rounds: int, size: str, folder: Path) -> dict[str, Any]:
     """All figures of `rounds` crashes of each way, in turns."""
-    ways: dict[str, int | None] = {"memory": 2, "disk": None}
     found: dict[str, dict[str, list[float]]] = {
-        way: {"restart": [], "step": [], "stepCpu": []} for way in ways
+        way: {"restart": [], "step": [], "stepCpu": []} for way in WAYS
     }
     with Progress() as bar:
-        task = bar.add_task("crashes", total=rounds * len(ways))
-        for number, (way, every) in product(range(rounds), ways.items()):
+        task = bar.add_task("crashes", total=rounds * len(WAYS))
+        for number, (way, (ranks, every, what)) in product(range(rounds), WAYS.items()):
             place = folder / f"{way}-{number}"
             _write_corpus(place / "claims/text/text")
-            training = Training(place, job(every, size))
+            training = Training(place, job(every, size), ranks)
             try:
                 training.wait(STEPS_BEFORE)
                 wall, cpu = training.steps(STEPS_AFTER)
                 found[way]["step"].append(wall)
                 found[way]["stepCpu"].append(cpu)
-                found[way]["restart"].append(training.crash(supervised=every is not None))
+                found[way]["restart"].append(training.crash(what))
             finally:
                 training.end()
             bar.advance(task)
@@ -169,7 +232,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         ways = measure(given.rounds, given.size, Path(folder))
-    memory, disk = ways["memory"], ways["disk"]
+    memory, disk, gang = ways["memory"], ways["disk"], ways["gangTrainer"]
     result = {
         "command": " ".join(["python", "benchmarks/training_restart.py", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -180,6 +243,9 @@ def main() -> None:
         "restartRatio": disk["restart"] / memory["restart"],
         "cpuPerStepRatio": memory["stepCpu"] / disk["stepCpu"],
         "barSeconds": BAR_S + memory["step"],
+        "gangRestartRatio": ways["gangDisk"]["restart"] / gang["restart"],
+        "gangCpuPerStepRatio": gang["stepCpu"] / ways["gangDisk"]["stepCpu"],
+        "gangBarSeconds": BAR_S + gang["step"],
     }
     print(json.dumps(result, indent=2))
     if given.output is not None:

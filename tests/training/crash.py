@@ -10,11 +10,12 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from tests.free_port import free_port
 
 from busbar.workloads.training.world import ALONE, Patience, World
 
@@ -211,13 +212,6 @@ def start_supervised_gang(
     for rank in range(size):
         gang.start(rank, size, points.get(rank, ()))
     return gang
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def train_in_a_process(

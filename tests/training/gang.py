@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.training.crash import CONTEXT, PRELOAD, free_port
+from tests.free_port import free_port
+from tests.training.crash import CONTEXT, PRELOAD
 
 from busbar.workloads.training.meeting import StoreMeeting, connect
 from busbar.workloads.training.ranks import Gang
