@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.training.crash import Gang, Point, start_gang, train_in_a_process
+from tests.training.crash import HURRIED, Gang, Point, start_gang, train_in_a_process
 from tests.training.small import manifest
 from tests.training.test_crash_and_resume import assert_same_result, losses, prepare
 
@@ -87,6 +87,14 @@ def test_a_gang_resumes_to_the_same_bits_after_a_rank_was_killed(
     assert_same_result(claims, alone)
 
 
+def test_a_rank_that_is_lost_while_others_write_a_checkpoint_is_missed_as_soon(tmp_path: Path) -> None:
+    """They wait for its part of the checkpoint, and must not wait as for a rank that is only silent."""
+    claims = prepare(tmp_path)
+    ranks = gang(claims, points={1: Point("gang_folder", "write_state", 2)})
+    assert ranks.exit_codes() == [1, -signal.SIGKILL]
+    assert f"it has said nothing for {HURRIED.suspected_after_s:.0f} s" in ranks.log(0)
+
+
 def test_a_gang_that_was_killed_goes_on_with_divided_weights(alone: Path, tmp_path: Path) -> None:
     """And evaluates and exports them to the bits of one process."""
     claims = prepare(tmp_path)
@@ -126,7 +134,10 @@ def test_a_gang_that_shares_sequences_resumes_to_the_same_bits_after_a_kill(
 def test_a_frozen_rank_is_named_and_the_others_leave(tmp_path: Path) -> None:
     claims = prepare(tmp_path)
     frozen = Point("trainer:Trainer", "_micro_batch", 13, signal.SIGSTOP)
-    ranks = gang(claims, points={1: frozen})
+    unhurried = Point(
+        "trainer:Trainer", "_micro_batch", 1, delay_s=0.1
+    )  # so that rank 1 can say where it is before
+    ranks = gang(claims, points={0: unhurried, 1: frozen})
     try:
         ranks.processes[0].join(300)
         assert ranks.processes[0].exitcode == 1

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,6 +159,16 @@ class Together:
     def any(self, *wishes: bool) -> list[bool]:
         """Whether any rank wants each of these things."""
         return [bool(each) for each in self.ranks.most([int(wish) for wish in wishes])]
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around what talks to other ranks, within what waits for its end: a checkpoint may wait for the lost rank, too."""
+        try:
+            yield
+        except (RuntimeError, RankLost):
+            if self._watch is not None:
+                self._watch.suspect()
+            raise
 
     def explain(self, problem: BaseException) -> Verdict | None:
         """Which rank is behind an unexpected failure; None: the failure is this rank's own."""

@@ -451,7 +451,7 @@ class Session:
             copier = Copier.of(self.run, copies, trainer.snapshot, facts)
             self._phase("Training", f"from step {trainer.done} of {self.spec.steps}")
             self.control.open()
-            with closing(saver), closing(copier):
+            with closing(saver), closing(copier), together.watched():
                 Loop(self, trainer, saver, copier, journal, prepared, together).go()
             if together.first:
                 self.fingerprint = {"losses": journal.digest(trainer.done)}

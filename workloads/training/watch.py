@@ -64,9 +64,13 @@ class Watch:
         """Where the training thread is, for the others."""
         self._place = place
 
+    def suspect(self) -> None:
+        """A collective has failed: have less patience with silence from now on."""
+        self._suspicious = True
+
     def explain(self, problem: str) -> Verdict:
         """Why a collective failed: waits for the rank that falls silent, or says where each one is."""
-        self._suspicious = True
+        self.suspect()
         if self._found.wait(self._patience.suspected_after_s + 4 * self._patience.beat_s):
             assert self.verdict is not None
             return self.verdict
