@@ -1,6 +1,6 @@
 """What pages show of jobs and services. Pure: an object and a time in, plain values out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -33,8 +33,9 @@ from busbar.kube.types.training_job import (
     TrainingJobStatus,
     TrainingPhase,
     Usage,
+    Worker,
 )
-from busbar.kube.types.training_words import adapter_words, moment_words, phase_words
+from busbar.kube.types.training_words import adapter_words, moment_words, phase_words, slowest_words
 
 TONES = {
     "Running": "go",
@@ -102,6 +103,8 @@ class JobView:
     loss: str
     speed: str
     spent_on: str
+    slowest: str  # pod of a gang, in words
+    workers: tuple[tuple[int, str, float], ...]  # rank, seconds of a step, percent of the slowest's
     """What its steps are spent on; empty: not told."""
     eta: str
     eta_range: str
@@ -172,6 +175,8 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         loss=number(progress.loss, 4),
         speed=number(progress.tokens_per_second, 0),
         spent_on="" if progress.phases is None else phase_words(progress.phases),
+        slowest=slowest_words(progress.workers or []),
+        workers=_workers(progress.workers or []),
         eta=_eta(progress, phase),
         eta_range=_eta_range(progress, now),
         checkpoint=ago(checkpoint.saved_at, now),
@@ -438,6 +443,15 @@ def _eta(progress: Progress, phase: TrainingPhase) -> str:
     if phase is not TrainingPhase.RUNNING:
         return ""
     return span(progress.eta_seconds) if progress.eta_seconds is not None else progress.eta or ""
+
+
+def _workers(workers: Sequence[Worker]) -> tuple[tuple[int, str, float], ...]:
+    """The pods of a gang by rank."""
+    most = max((each.own_seconds for each in workers), default=0.0)
+    return tuple(
+        (each.rank, f"{each.own_seconds:g}", 100 * each.own_seconds / most if most else 0.0)
+        for each in sorted(workers, key=lambda each: each.rank)
+    )
 
 
 def _eta_range(progress: Progress, now: datetime) -> str:

@@ -41,6 +41,8 @@ WAKE_PATH = "/wake_up"
 HEALTH_PATH = "/health"
 READY_PATH = "/ready"
 
+SLOW_WORKER = 1.5
+"""Times the median of the other pods of a gang: one that takes so much of a step for itself is said to be slow."""
 MOST_RUNNING = 64
 """Requests that a serving pod computes together where no argument says otherwise."""
 TENANT_HEADER = "x-busbar-tenant"
@@ -226,6 +228,14 @@ class StepPhaseSeconds(WireModel):
     other: float = 0.0
 
 
+class WorkerReport(WireModel):
+    """One rank of a gang."""
+
+    rank: int = Field(ge=0)
+    own_seconds: float = Field(ge=0)
+    """Of a step that it does not spend in exchanges: the others wait for the rank with the most."""
+
+
 class TrainingStatus(WireModel):
     """`GET /status` of a training pod; without `losses` it is also the termination message."""
 
@@ -260,6 +270,8 @@ class TrainingStatus(WireModel):
     """None: nothing was predicted."""
     phase_seconds: StepPhaseSeconds | None = None
     """None: no step is done, or it does not tell."""
+    workers: list[WorkerReport] = Field(default_factory=list, max_length=1024)
+    """Of a gang, the slowest first; empty: not known yet, or it is one pod."""
     evaluation: EvaluationReport | None = None
     fingerprint: FingerprintReport | None = None
     adapters: list[AdapterProgressReport] = Field(default_factory=list, max_length=16)
@@ -270,14 +282,14 @@ class TrainingStatus(WireModel):
     def termination_message(self) -> str:
         """This status in at most 4 KiB of JSON: without losses, and without the report if that does not fit."""
         memory = self.memory and self.memory.model_copy(update={"device_owners": {}, "host_owners": {}})
-        slim = self.model_copy(update={"losses": [], "memory": memory})
-        short = slim.model_copy(update={"report": None, "message": self.message[:512]})
+        slim = self.model_copy(update={"losses": [], "memory": memory, "workers": self.workers[:16]})
+        short = slim.model_copy(update={"report": None, "message": self.message[:512], "workers": []})
         bare = [each.model_copy(update={"evaluation": None, "fingerprint": None}) for each in self.adapters]
         for candidate in (slim, short, short.model_copy(update={"adapters": bare})):
             text = candidate.model_dump_json(by_alias=True, exclude_none=True)
             if len(text.encode()) <= TERMINATION_LIMIT_BYTES:
                 return text
-        return slim.model_copy(update={"report": None, "message": "", "adapters": []}).model_dump_json(
+        return short.model_copy(update={"message": "", "adapters": []}).model_dump_json(
             by_alias=True, exclude_none=True
         )
 

@@ -30,6 +30,8 @@ class ConditionType(StrEnum):
     """`spec.replicas` or `spec.scaling.external` of a service decides the number of its replicas, not Busbar."""
     NODE_SHORTAGE = "NodeShortage"
     """A service lacks nodes, or names a type that no pool has; absent until it first does."""
+    DEGRADED = "Degraded"
+    """One pod of a gang is so slow that the others wait for it; absent until one is."""
     KV_SHARES_KEPT = "KvSharesKept"
     """False: a replica cannot keep the shares of its KV cache that `spec.access` asks for. Absent: all do."""
 
@@ -55,6 +57,7 @@ class Reason(StrEnum):
     DEADLINE_KEPT = "DeadlineKept"
     DEADLINE_MISSED = "DeadlineMissed"
     GANG_INCOMPLETE = "GangIncomplete"
+    SLOW_POD = "SlowPod"
     POD_REPLACED = "PodReplaced"
     """A pod of a gang was lost, and another one takes its place, with its state from the memory of the others."""
     PODS_REFUSED = "PodsRefused"

@@ -467,6 +467,19 @@ class StepPhases(StatusModel):
     other: Percent = Field(default=0, description="Batches, and what is between steps.")
 
 
+MOST_WORKERS = 64
+"""Pods of a gang whose pace is in the status: of larger ones the slowest."""
+
+
+class Worker(StatusModel):
+    """The pace of one pod of a gang."""
+
+    rank: Count = Field(description="Its rank.")
+    own_seconds: Amount = Field(
+        description="Seconds of a step that it does not spend in exchanges. The others wait for the pod with the most."
+    )
+
+
 class Progress(StatusModel):
     """Progress of the run."""
 
@@ -483,6 +496,10 @@ class Progress(StatusModel):
     )
     phases: StepPhases | None = Field(
         default=None, description="What the steps are spent on; absent where the engine does not tell."
+    )
+    workers: Annotated[list[Worker], Field(max_length=MOST_WORKERS)] | None = Field(
+        default=None,
+        description="Pods of a gang, the slowest first; absent: it is one pod, or does not tell.",
     )
     tokens: Count = Field(default=0, description="Tokens trained on.")
     bad_rows: Count = Field(default=0, description="Rows of the data left out (data.onBadRow: skip).")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from busbar.kube.types.training_job import AdapterProgress, StepPhases
+import statistics
+from collections.abc import Sequence
+
+from busbar.kube.types.training_job import AdapterProgress, StepPhases, Worker
 
 
 def adapter_words(row: AdapterProgress) -> str:
@@ -20,6 +23,16 @@ def phase_words(phases: StepPhases) -> str:
     """What steps are spent on, the most first; what is below a percent is left out."""
     named = sorted(((share, phase) for phase, share in phases if share), key=lambda each: -each[0])
     return ", ".join(f"{phase} {share} %" for share, phase in named)
+
+
+def slowest_words(workers: Sequence[Worker]) -> str:
+    """For which pod of a gang the others wait, and how much; empty where that is not known."""
+    if len(workers) < 2:
+        return ""
+    slowest, *others = workers
+    usual = statistics.median(each.own_seconds for each in others)
+    times = f", {slowest.own_seconds / usual:.2f} times the others" if usual else ""
+    return f"rank {slowest.rank}: {slowest.own_seconds:g} s of each step{times}"
 
 
 def moment_words(state: str | None) -> str:

@@ -9,6 +9,7 @@ limited to what the schema accepts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,10 +21,12 @@ from busbar.kube.contracts.workload import (
     TimingReport,
     TrainingState,
     TrainingStatus,
+    WorkerReport,
 )
 from busbar.kube.types.lost_work import LostWork
 from busbar.kube.types.training_engine import MOST_ADAPTERS
 from busbar.kube.types.training_job import (
+    MOST_WORKERS,
     AdapterProgress,
     CheckpointStatus,
     EvaluationResult,
@@ -34,6 +37,7 @@ from busbar.kube.types.training_job import (
     StepSeconds,
     TrainedModel,
     TrainingJobStatus,
+    Worker,
 )
 from busbar.operator.accounting.lost_work import settled
 from busbar.operator.write.status import human_duration
@@ -110,6 +114,7 @@ def _progress(reading: TrainingStatus, now: datetime, slack: float | None) -> Pr
         model_tflops=_amount(reading.model_tflops, 4),
         step_seconds=_step_seconds(reading.timing),
         phases=_phases(reading.phase_seconds),
+        workers=_workers(reading.workers),
         tokens=_count(reading.tokens),
         bad_rows=_count(reading.bad_rows),
         activations=reading.activations,
@@ -138,6 +143,11 @@ def _phases(spent: StepPhaseSeconds | None) -> StepPhases | None:
     if not whole > 0:
         return None
     return StepPhases.model_validate({name: round(100 * each / whole) for name, each in seconds.items()})
+
+
+def _workers(reports: Sequence[WorkerReport]) -> list[Worker] | None:
+    known = [(each.rank, _amount(each.own_seconds, 6)) for each in reports[:MOST_WORKERS]]
+    return [Worker(rank=_count(rank), own_seconds=own) for rank, own in known if own is not None] or None
 
 
 def _memory(report: TrainingReport) -> MemoryUse:

@@ -35,6 +35,7 @@ from busbar.operator.decisions import Admit, Deadline, Decision, Forecast, Lift,
 from busbar.operator.pods import manifests
 from busbar.operator.training.attempt_end import attempt_over, fail, finished
 from busbar.operator.training.deadline import with_deadline
+from busbar.operator.training.degraded import with_degraded
 from busbar.operator.training.release import begin_release, releasing, stuck_pod
 from busbar.operator.training.reservation import with_reservation
 from busbar.operator.training.start_forecast import started, with_forecast, withdrawn
@@ -365,7 +366,7 @@ def _running(view: JobView, current: dict[int, Pod], admission: Admission) -> Jo
         text = f"{text} Its progress cannot be read: {refused}."
     new = with_image(view, status.model_copy(update=fields), current)
     new = in_phase(view, new, TrainingPhase.RUNNING, Reason.RUNNING, text)
-    new = with_readings(view, new, current)
+    new = with_degraded(view, with_readings(view, new, current))
     if new.phase is status.phase and not numbers_due(view, new):
         return JobUpdate(None, (), min(numbers_due_in(view), _left_s(view, admission)))
     again_s = min(use_due_in_s(view, view.now), _left_s(view, admission))

@@ -57,6 +57,7 @@ _WARNINGS = frozenset(
         "DeadlineLate",
         "DeadlineMissed",
         "DeadlineNotPromised",
+        "SlowPod",
         "SpeedQuarantined",
         *DomainFault,
         "OverBudget",

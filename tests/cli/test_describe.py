@@ -28,6 +28,11 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
             "modelTflops": 0.0421,
             "stepSeconds": {"predicted": 1.2, "measured": 1.25, "ratio": 0.96},
             "phases": {"forward": 31, "backward": 62, "wait": 7, "exchange": 0},
+            "workers": [
+                {"rank": 2, "ownSeconds": 1.2},
+                {"rank": 0, "ownSeconds": 0.6},
+                {"rank": 1, "ownSeconds": 0.4},
+            ],
         },
         "checkpoint": {"step": 10, "savedAt": "2026-03-01T12:00:00Z"},
         "admission": {
@@ -62,6 +67,7 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
         "1.000 kWh so far, about 5.000 at its end",
         "1.25 s (predicted 1.2, 0.96 of it)",
         "backward 62 %, forward 31 %, wait 7 %",
+        "rank 2: 1.2 s of each step, 2.40 times the others",
         "812 tokens/s, 0.0421 model TFLOP/s",
         "5m00s",
         "Training on pool cpu.",

@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ class Point:
     name: str
     count: int
     signal: signal.Signals = signal.SIGKILL
+    delay_s: float = 0.0  # instead: wait so long at each call from then on
 
 
 def _kill_at(point: Point) -> None:
@@ -47,7 +49,9 @@ def _kill_at(point: Point) -> None:
     def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == point.count:
+        if point.delay_s and calls >= point.count:
+            time.sleep(point.delay_s)
+        elif calls == point.count:
             os.kill(os.getpid(), point.signal)
         return original(*args, **kwargs)
 

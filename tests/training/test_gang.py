@@ -54,6 +54,16 @@ def test_two_ranks_give_the_result_of_one(alone: Path, tmp_path: Path) -> None:
     assert {ranks.status(rank)["checkpoint"]["step"] for rank in (0, 1)} == {12}
 
 
+def test_the_rank_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
+    claims = prepare(tmp_path)
+    ranks = gang(claims, points={1: Point("trainer:Trainer", "_micro_batch", 1, delay_s=0.2)})
+    assert ranks.exit_codes() == [0, 0]
+    slow, fast = ranks.status(0)["workers"]
+    assert (slow["rank"], fast["rank"]) == (1, 0)
+    assert slow["ownSeconds"] >= 0.4 > fast["ownSeconds"]  # two micro-batches each
+    assert "the others wait for rank 1: of each step it takes" in ranks.log(0)
+
+
 def evaluation(claims: Path) -> Any:
     return json.loads((claims / "out/model/busbar.json").read_text())["evaluation"]
 

@@ -103,6 +103,7 @@ def test_metrics_carry_the_same_numbers(served: Served) -> None:
     served.status.count_traffic(loaded=64, stored=32, stall_seconds=0.25)
     served.status.update(memory={"deviceOwners": {"parameters": 8}, "hostOwners": {"optimizer": 16}})
     served.status.update(phaseSeconds={"forward": 1.5, "backward": 3.0})
+    served.status.update(workers=[{"rank": 1, "ownSeconds": 1.5}, {"rank": 0, "ownSeconds": 0.5}])
     found = {
         (sample.name.removeprefix("busbar_training_"), *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(served.get("/metrics").text)
@@ -128,6 +129,8 @@ def test_metrics_carry_the_same_numbers(served: Served) -> None:
         ("phase_seconds_total", "wait"): 0,
         ("phase_seconds_total", "update"): 0,
         ("phase_seconds_total", "other"): 0,
+        ("rank_own_seconds", "1"): 1.5,
+        ("rank_own_seconds", "0"): 0.5,
         ("link_bytes_total", "load"): 64,
         ("link_bytes_total", "store"): 32,
         ("arena_bytes", "device", "parameters"): 8,

@@ -10,7 +10,7 @@ from tests.training.test_bit_equality import CPU, packed, plan_for
 
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.model import open_model
-from busbar.workloads.training.step_clock import PHASES, StepClock
+from busbar.workloads.training.step_clock import PHASES, StepClock, Stopwatch
 from busbar.workloads.training.trainer import Trainer
 
 
@@ -24,6 +24,16 @@ def test_each_moment_belongs_to_what_ended_it() -> None:
     clock.finish()
     clock.finish()
     assert clock.seconds == {**dict.fromkeys(PHASES, 0.0), "other": 0.5, "forward": 1.25, "backward": 1.5}
+
+
+def test_a_stopwatch_counts_what_is_inside() -> None:
+    moments = iter([10.0, 10.5, 20.0, 20.25])
+    watch = Stopwatch(CPU, lambda: next(moments))
+    assert watch.seconds == 0
+    for _ in range(2):
+        with watch:
+            pass
+    assert watch.seconds == 0.75
 
 
 @pytest.mark.parametrize(

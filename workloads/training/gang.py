@@ -183,6 +183,11 @@ class Together:
         if self._watch is not None:
             self._watch.leave(code, message)
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that the steps of this rank spent in exchanges, waiting for other ranks included."""
+        return 0.0 if self.size == 1 else self._gang.waits.seconds
+
     def copies(self, own: MemoryCopies | None, parity: int) -> Copies | None:
         """Those in the memory of this pod, or of all of them; every rank calls it."""
         if own is None or self.size == 1:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from busbar.kube.contracts.report import TrainingReport
 from busbar.workloads.training.errors import CheckpointError, Diverged
+from busbar.workloads.training.pace import Pace
 
 if TYPE_CHECKING:
     from busbar.workloads.training.gang import Together
@@ -37,6 +38,7 @@ class Loop:
         self.status, self.control, self.reporter = session.status, session.control, session.reporter
         self._last_save = time.monotonic()
         self._compared_grace = False
+        self._pace = Pace(together.ranks.gather, lambda: together.waited_s, self.reporter.note)
 
     def go(self) -> None:
         total = self.session.spec.steps
@@ -51,6 +53,8 @@ class Loop:
         self.journal.append(result.step, result.loss)
         self.status.finished_step(result.step, result.loss, result.seconds, result.tokens)
         self._publish()
+        if self.together.size > 1 and (workers := self._pace.finished(result.seconds)) is not None:
+            self.status.update(workers=workers)
         if result.skipped:
             self._report_skipped(result)
         shown = self.status.to_json(losses=False)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from busbar.workloads.training.sequence_parallel import Exchange
+from busbar.workloads.training.step_clock import Stopwatch
 from busbar.workloads.training.world import World
 
 T = TypeVar("T")
@@ -92,12 +93,13 @@ class Alone:
 class Neighbours:
     """Some consecutive ranks of a gang."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank % size, size
+    def __init__(self, rank: int, size: int, waits: Stopwatch) -> None:
+        self.rank, self.size, self._waits = rank % size, size, waits
         self._group, _ = dist.new_subgroups(size)
 
     def all_to_all(self, parts: torch.Tensor, whole: torch.Tensor) -> None:
-        dist.all_to_all_single(_bytes(parts), _bytes(whole), group=self._group)
+        with self._waits:
+            dist.all_to_all_single(_bytes(parts), _bytes(whole), group=self._group)
 
 
 class Beside:
@@ -138,19 +140,24 @@ class Gang:
         """Raises RuntimeError (torch's DistError) when the others do not come within `timeout`."""
         self.rank, self.size, self._at, self._timeout = world.rank, world.size, at, timeout
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        self.waits = Stopwatch(device)  # in what a step exchanges, for the others and for the link
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
 
     def reduce_scatter(self, own: torch.Tensor, whole: torch.Tensor) -> None:
-        dist.reduce_scatter_tensor(own, whole)
+        with self.waits:
+            dist.reduce_scatter_tensor(own, whole)
 
     def all_to_all(self, parts: torch.Tensor, whole: torch.Tensor) -> None:
-        dist.all_to_all_single(_bytes(parts), _bytes(whole))
+        with self.waits:
+            dist.all_to_all_single(_bytes(parts), _bytes(whole))
 
     def all_gather(self, whole: torch.Tensor, own: torch.Tensor) -> None:
-        dist.all_gather_into_tensor(_bytes(whole), _bytes(own))
+        with self.waits:
+            dist.all_gather_into_tensor(_bytes(whole), _bytes(own))
 
     def add_up(self, values: torch.Tensor) -> None:
-        dist.all_reduce(values)
+        with self.waits:
+            dist.all_reduce(values)
 
     def from_first(self, values: torch.Tensor) -> None:
         dist.broadcast(values, 0)
@@ -169,7 +176,7 @@ class Gang:
         self._at(place)
 
     def neighbours(self, size: int) -> Exchange:
-        return Neighbours(self.rank, size)
+        return Neighbours(self.rank, size, self.waits)
 
     def beside(self) -> Beside:
         return Beside(self.rank, self._timeout)

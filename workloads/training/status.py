@@ -166,6 +166,15 @@ class Status(Collector):
         for phase, seconds in (said["phaseSeconds"] or {}).items():
             spent.add_metric((phase,), seconds)
         yield spent
+        workers = GaugeMetricFamily(
+            PREFIX + "rank_own_seconds",
+            "Seconds of a step that a rank does not spend in exchanges",
+            labels=("rank",),
+        )
+        for worker in said["workers"]:
+            workers.add_metric((str(worker["rank"]),), worker["ownSeconds"])
+        if workers.samples:
+            yield workers
         moved = CounterMetricFamily(PREFIX + "link_bytes", "State copied by direction", labels=("direction",))
         for direction, size in link.items():
             moved.add_metric((direction,), size)

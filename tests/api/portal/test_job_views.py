@@ -58,6 +58,7 @@ def test_a_running_job_shows_progress_speed_and_time_left() -> None:
                 "loss": 2.34567,
                 "tokensPerSecond": 2400.4,
                 "phases": {"forward": 30, "backward": 61, "update": 9},
+                "workers": [{"rank": 1, "ownSeconds": 0.8}, {"rank": 0, "ownSeconds": 0.2}],
                 "etaSeconds": 3600,
             },
             checkpoint={"step": 20, "savedAt": "2026-03-01T11:59:30Z"},
@@ -66,6 +67,8 @@ def test_a_running_job_shows_progress_speed_and_time_left() -> None:
         NOW,
     )
     assert view.spent_on == "backward 61 %, forward 30 %, update 9 %"
+    assert view.slowest == "rank 1: 0.8 s of each step, 4.00 times the others"
+    assert view.workers == ((0, "0.2", 25.0), (1, "0.8", 100.0))
     assert (view.percent, view.loss, view.speed, view.eta) == (25.0, "2.3457", "2,400", "1 h 00 min")
     assert (view.checkpoint, view.lost) == ("30 s", "3 steps, 12 s")
 
@@ -125,6 +128,7 @@ FULL: dict[str, Any] = {
         "etaP50": "2026-03-01T12:01:00Z",
         "etaP90": "2026-03-01T12:02:00Z",
         "percent": 33.3,
+        "workers": [{"rank": 1, "ownSeconds": 0.8}, {"rank": 0, "ownSeconds": 0.2}],
     },
     "checkpoint": {"step": 2, "savedAt": "2026-03-01T11:59:00Z", "uri": "pvc://a/b"},
     "lostWork": {"steps": 4, "seconds": 8.5, "attempt": 1},
@@ -168,6 +172,9 @@ def test_a_status_with_every_field_as_the_kind_defines_it_has_a_view_and_a_page(
     page = templates().get_template("job_status.html").render(job=view)
     assert "at the slowest believed" in page
     assert "Likely starts" not in page  # it runs
+    assert "The others wait for rank 1: 0.8 s of each step" in page
+    assert page.index("Rank 0: 0.2 s") < page.index("Rank 1: 0.8 s")
+    assert 'value="25.0" aria-label="Rank 0"' in page
 
 
 def test_a_waiting_job_shows_when_it_would_start_and_end() -> None:

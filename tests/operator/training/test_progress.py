@@ -122,6 +122,21 @@ def test_what_steps_are_spent_on_is_told_in_whole_percent() -> None:
         assert without.progress.phases is None
 
 
+def test_the_pace_of_a_gangs_pods_is_told_of_the_slowest() -> None:
+    reports = [{"rank": rank, "ownSeconds": 100.0 - rank} for rank in range(100)]
+    reports[2]["ownSeconds"] = 1e300
+    status = merged(step=1, totalSteps=2, workers=reports)
+    assert status is not None
+    assert status.progress is not None
+    assert status.progress.workers is not None
+    assert [each.rank for each in status.progress.workers] == [0, 1, *range(3, 64)]
+    for nothing in ([], [{"rank": 0, "ownSeconds": float("inf")}]):
+        without = merged(step=1, totalSteps=2, workers=nothing)
+        assert without is not None
+        assert without.progress is not None
+        assert without.progress.workers is None
+
+
 def test_numbers_are_cut_to_what_json_can_hold() -> None:
     status = merged(step=10**30, totalSteps=10**30, tokensPerSecond=-1.0, etaSeconds=-5.0)
     assert status is not None
