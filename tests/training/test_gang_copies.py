@@ -11,25 +11,31 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from queue import Queue
 from typing import Any, TypeVar
 
 import pytest
 import torch
-from tests.training.crash import Point, SupervisedGang, start_supervised_gang, train_in_a_process
+from tests.free_port import free_port
+from tests.training.crash import HURRIED, Point, SupervisedGang, start_supervised_gang, train_in_a_process
 from tests.training.small import manifest
 from tests.training.test_crash_and_resume import assert_same_result, losses, prepare
 from tests.training.test_gang import WIDE, steps
 
 from busbar.workloads.machine.streams import Event
 from busbar.workloads.training import gang_copies
-from busbar.workloads.training.errors import CheckpointError, NotFinite
+from busbar.workloads.training.errors import CheckpointError, NotFinite, RankLost
+from busbar.workloads.training.gang import Together
 from busbar.workloads.training.gang_copies import GangCopies, Peers
 from busbar.workloads.training.layout import Extent, Layout
+from busbar.workloads.training.meeting import connect
 from busbar.workloads.training.memory_copy import MemoryCopies, Slot
 from busbar.workloads.training.parity import Stripes
 from busbar.workloads.training.state_file import Block
+from busbar.workloads.training.world import World
 
 FROZEN = Point(
     "trainer:Trainer", "step", 8, signal.SIGSTOP
@@ -146,6 +152,16 @@ def test_a_second_loss_after_a_copy_is_survived_too(alone: Path, tmp_path: Path)
     assert gang.exit_codes() == [0, 0]
     assert gang.log(0).count("was rebuilt for rank 1 from the others'") == 2
     assert_same_result(claims, alone)
+
+
+def test_a_rank_that_comes_back_to_a_gang_that_does_not_end_gives_up() -> None:
+    world = World(1, 2, "127.0.0.1", free_port())
+    store = connect(replace(world, rank=0), timedelta(seconds=10), serve=True)
+    store.add("here/1", 1)
+    short = replace(HURRIED, join_s=0.5)
+    with pytest.raises(RankLost, match="the one that it was lost from goes on without it"):
+        Together(world, torch.device("cpu"), short, "x", lambda verdict: None, lambda: None)
+    assert b"another one has taken its place" in store.get("left/1")
 
 
 # The copies alone, with a thread for each rank.

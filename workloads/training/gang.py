@@ -92,6 +92,7 @@ class Together:
                     store.check(["here/0"])  # fails when rank 0 is gone
                     self._stop_point()
                     time.sleep(POLL_S)
+                raise RankLost("the one that it was lost from goes on without it")
             except (RankLost, RuntimeError) as problem:
                 if time.monotonic() > deadline:
                     raise RankLost(f"rank {self.rank} found no gang: {problem!s:.300}") from problem

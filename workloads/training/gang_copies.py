@@ -58,9 +58,8 @@ class GangCopies:
     def __init__(self, own: MemoryCopies, stripes: Stripes, peers: Peers, session: str) -> None:
         """`session` names this start of the gang, on all ranks alike."""
         self._own, self._stripes, self._peers, self._session = own, stripes, peers, session
-        self._pieces = [
-            np.zeros(PARITY_PIECE_BYTES, dtype=np.uint8) for _ in range(2 + stripes.parity)
-        ]  # `copy_bytes` counts them
+        rooms = 2 + stripes.parity  # `copy_bytes` counts them
+        self._pieces = [np.zeros(PARITY_PIECE_BYTES, dtype=np.uint8) for _ in range(rooms)]
 
     @property
     def step(self) -> int | None:
@@ -149,10 +148,8 @@ class GangCopies:
                     slot.empty()
                 return None, notes
             best = max(enough)
-            for newer in [
-                offer for offer in own if offer != best and offer[0] >= best[0]
-            ]:  # no rank must go on with it
-                own.pop(newer).empty()
+            for other in [offer for offer in own if offer != best and offer[0] >= best[0]]:
+                own.pop(other).empty()  # no rank must go on with it
             loaded = self._recover(best, own, notes)
             if loaded is not None:
                 return loaded, notes

@@ -5,9 +5,9 @@
 
 A trainer that was killed by a signal, or ended with code 1 (say by a CUDA error), is followed by another one if the
 newest copy is of a later step than the one from which it had begun: a crash that comes again at the same step ends the
-pod, and the operator decides. All other exit codes are the pod's. The memory belongs to the supervisor, so what kills
-the whole container (a lost node, or the kernel where it kills a container's processes together for memory) is not
-survived: then the checkpoints on disk count.
+pod, and the operator decides. All other exit codes are the pod's. The memory belongs to the supervisor, so it is gone with
+the whole container (a lost node, or the kernel where it kills a container's processes together for memory): then what other
+pods of the gang hold of it counts (see `gang_copies`), or the checkpoints on disk.
 """
 
 from __future__ import annotations
