@@ -187,6 +187,25 @@ def test_pods_share_the_state(tmp_path: Path) -> None:
     assert "that of each of 2 pods, which divide the optimizer's state." in ran.output
 
 
+def test_copies_in_memory_and_the_room_for_snapshots_are_those_of_a_pod(tmp_path: Path) -> None:
+    path = job(tmp_path, model={"config": GPT2})
+    document = yaml.safe_load(path.read_text())
+    document["spec"]["shape"] = {"minPods": 4, "maxPods": 4}
+    document["spec"]["checkpoint"] = {"memory": {"everySteps": 10}}
+    path.write_text(yaml.safe_dump(document))
+    plans = [
+        answers_for(path, "H100", None, "64Gi", pods, tmp_path)[""]["modes"]["resident"] for pods in (1, 4)
+    ]
+    alone, four = (each["plan"]["host"]["copies"] for each in plans)
+    assert four == pytest.approx(alone / 4 * 4 / 3, rel=0.01)  # a quarter each, and a third of that of parity
+    assert not any(each["checkpointBlocks"] for each in plans)  # 64 GiB have room
+    ran = CliRunner().invoke(plan, [str(path), "--gpu", "H100", "--host", "64Gi", "--pods", "4"])
+    assert re.search(
+        r"\(checkpoint\.memory\) take .* of a pod's host, and 1 of 4 pods may be lost\.", ran.output
+    )
+    assert "no room" not in ran.output
+
+
 def test_the_micro_batch_that_hides_the_link_is_named_where_weights_are_on_the_host(tmp_path: Path) -> None:
     def asked(tokens: int) -> tuple[dict[str, Any], float]:
         options = ["--gpu", "H100", "--host", "512Gi"]

@@ -177,6 +177,7 @@ def answer_for(
         "accelerator": machine.accelerator.name,
         "pods": pods,
         "sharding": spec.sharding,
+        "memoryParity": parity,
         "podsPerSequence": spec.sequence,
         "deviceBytes": limits.device_bytes,
         "hostBytes": limits.host_bytes,
@@ -365,6 +366,7 @@ def _mode(
     from busbar.scheduler.fit.speed import step_seconds
     from busbar.workloads.training.choice import closest, make_plan
     from busbar.workloads.training.errors import InfeasiblePlan, InvalidJob
+    from busbar.workloads.training.plan import own_checkpoint_bytes
 
     try:
         made = make_plan(demand, limits, mode)
@@ -384,7 +386,7 @@ def _mode(
         slots=made.slots,
         gated=made.gated,
     )
-    whole = -(-made.checkpoint_bytes // made.snapshot_block_bytes)
+    whole = -(-own_checkpoint_bytes(demand) // made.snapshot_block_bytes)
     return {
         "fits": True,
         "plan": made.to_json(),
@@ -456,8 +458,12 @@ def as_text(answer: Mapping[str, Any]) -> str:
         rows.append(f"A checkpoint has {_size(chosen['plan']['checkpointBytes'])}.")
         if chosen["checkpointBlocks"]:
             rows.append(
-                "The host has no room for a copy of it: an update waits where the disk has not kept up with it."
+                "The host has no room for a snapshot of it: an update waits where the disk has not kept up with it."
             )
+        if (parity := answer["memoryParity"]) is not None:
+            lost = f", and {parity} of {answer['pods']} pods may be lost" if answer["pods"] > 1 else ""
+            held = _size(chosen["plan"]["host"]["copies"])
+            rows.append(f"Copies of it in memory (checkpoint.memory) take {held} of a pod's host{lost}.")
     if "longest" in answer:
         rows += longest.as_text(answer)
     return "\n".join(rows)
