@@ -35,7 +35,13 @@ from busbar.kube.types.training_job import (
     Usage,
     Worker,
 )
-from busbar.kube.types.training_words import adapter_words, moment_words, phase_words, slowest_words
+from busbar.kube.types.training_words import (
+    adapter_words,
+    moment_words,
+    phase_words,
+    replaced_words,
+    slowest_words,
+)
 
 TONES = {
     "Running": "go",
@@ -104,6 +110,7 @@ class JobView:
     speed: str
     spent_on: str
     slowest: str  # pod of a gang, in words
+    lost_pods: str  # and made again, in words
     workers: tuple[tuple[int, str, float], ...]  # rank, seconds of a step, percent of the slowest's
     """What its steps are spent on; empty: not told."""
     eta: str
@@ -176,6 +183,7 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         speed=number(progress.tokens_per_second, 0),
         spent_on="" if progress.phases is None else phase_words(progress.phases),
         slowest=slowest_words(progress.workers or []),
+        lost_pods=replaced_words((admission and admission.replaced) or []),
         workers=_workers(progress.workers or []),
         eta=_eta(progress, phase),
         eta_range=_eta_range(progress, now),

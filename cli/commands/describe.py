@@ -151,6 +151,13 @@ def _slowest(workers: list[dict[str, Any]]) -> str | None:
     return slowest_words([Worker.model_validate(each) for each in workers]) or None
 
 
+def _replaced(replaced: list[dict[str, Any]]) -> str | None:
+    from busbar.kube.types.training_job import ReplacedPod
+    from busbar.kube.types.training_words import replaced_words
+
+    return replaced_words([ReplacedPod.model_validate(each) for each in replaced]) or None
+
+
 def _charged(lost: dict[str, Any]) -> str | None:
     """What of the lost work is charged to the services that the job gave way to."""
     from busbar.kube.types.lost_work import LostWork
@@ -190,6 +197,7 @@ def _job(found: Object) -> list[tuple[str, object]]:
         ("Speed", _speed(_part(status, "progress"))),
         ("Step", _step(_part(_part(status, "progress"), "stepSeconds"))),
         ("Spent on", _phases(_part(_part(status, "progress"), "phases"))),
+        ("Lost pods", _replaced(_part(status, "admission").get("replaced") or [])),
         ("Slowest pod", _slowest(_part(status, "progress").get("workers") or [])),
         ("Left", duration(progress.eta_seconds) if progress.eta_seconds is not None else None),
         (

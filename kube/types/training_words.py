@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from busbar.kube.types.training_job import AdapterProgress, StepPhases, Worker
+from busbar.kube.types.training_job import AdapterProgress, ReplacedPod, StepPhases, Worker
 
 
 def adapter_words(row: AdapterProgress) -> str:
@@ -23,6 +23,12 @@ def phase_words(phases: StepPhases) -> str:
     """What steps are spent on, the most first; what is below a percent is left out."""
     named = sorted(((share, phase) for phase, share in phases if share), key=lambda each: -each[0])
     return ", ".join(f"{phase} {share} %" for share, phase in named)
+
+
+def replaced_words(replaced: Sequence[ReplacedPod]) -> str:
+    """Which pods of a gang were lost and made again; empty where none was."""
+    named = [f"rank {each.rank}" + (f" ({each.times} times)" if each.times > 1 else "") for each in replaced]
+    return f"made again: {', '.join(named)}" if named else ""
 
 
 def slowest_words(workers: Sequence[Worker]) -> str:

@@ -87,6 +87,7 @@ FULL: dict[str, Any] = {
         "acceleratorsPerPod": 1,
         "nodes": ["n"],
         "admittedAt": "2026-03-01T11:59:00Z",
+        "replaced": [{"rank": 0, "times": 1, "since": "2026-03-01T11:59:30Z"}],
         "reason": "free",
     },
     "forecast": {
@@ -173,6 +174,7 @@ def test_a_status_with_every_field_as_the_kind_defines_it_has_a_view_and_a_page(
     assert "at the slowest believed" in page
     assert "Likely starts" not in page  # it runs
     assert "The others wait for rank 1: 0.8 s of each step" in page
+    assert "made again: rank 0" in page
     assert page.index("Rank 0: 0.2 s") < page.index("Rank 1: 0.8 s")
     assert 'value="25.0" aria-label="Rank 0"' in page
 
