@@ -42,12 +42,16 @@ class Stopwatch:
 
     def __exit__(self, *_: object) -> None:
         self._over.append((self._begun, self._marks.mark()))
+        self._count()
 
     @property
     def seconds(self) -> float:
+        self._count()
+        return self._seconds
+
+    def _count(self) -> None:
         while self._over and _is_done(self._over[0][1]):
             self._seconds += _seconds(*self._over.popleft())
-        return self._seconds
 
 
 class StepClock:
