@@ -15,7 +15,6 @@ there are parities, which are replaced. Points are drawn from the seed. A point 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import platform
 import random
@@ -23,7 +22,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +30,6 @@ from typing import Any
 import torch
 from tests.training.crash import (
     Point,
-    SupervisedGang,
     start_gang,
     start_supervised_gang,
     train_in_a_process,
@@ -154,8 +151,8 @@ def lose_from_memory(source: random.Random, whole: Path, folder: Path) -> dict[s
     at = replace(point, signal=signal.SIGSTOP) if pods else point
     gang = start_supervised_gang(document, claims, size, {first: [at]})
     if pods:
-        if not _stops(gang, first) or max(losses(claims), default=0) < FIRST_COPY:
-            _end(gang)
+        if not gang.stops(first) or max(losses(claims), default=0) < FIRST_COPY:
+            gang.end()
             return None
         assert not CheckpointFolder(claims / "out/model/checkpoints", 2).steps()
         for rank in lost:
@@ -164,9 +161,7 @@ def lose_from_memory(source: random.Random, whole: Path, folder: Path) -> dict[s
             gang.start(rank, size)
     codes = gang.exit_codes()
     if "from the copy in the pods' memory" not in gang.log(0):
-        assert (
-            not pods
-        )  # of a trainer: the run ended before the point, or the point came before the first copy
+        assert not pods  # of a trainer: the run ended before the point, or it came before the first copy
         return None
     assert codes == [0] * size, f"ranks {lost} of {size} at {point}: exit codes {codes}"
     assert gang.status(0)["replayMismatches"] == 0
@@ -177,24 +172,6 @@ def lose_from_memory(source: random.Random, whole: Path, folder: Path) -> dict[s
         "lost": f"pods of ranks {lost}" if pods else f"trainer of rank {first}",
         "at": f"{owner}.{name}, call {point.count}",
     }
-
-
-def _stops(gang: SupervisedGang, rank: int) -> bool:
-    """Whether the rank's trainer comes to where it freezes, before the gang is over."""
-    while gang.processes[rank].is_alive():
-        for trainer in gang.trainers(rank):
-            with contextlib.suppress(OSError):
-                said = (Path("/proc") / str(trainer) / "stat").read_text()
-                if said.rpartition(")")[2].split()[0] == "T":
-                    return True
-        time.sleep(0.02)
-    return False
-
-
-def _end(gang: SupervisedGang) -> None:
-    for rank, process in enumerate(gang.processes):
-        if process.is_alive():
-            gang.lose(rank)
 
 
 def often() -> dict[str, Any]:

@@ -6,6 +6,7 @@ cost seconds. SIGKILL runs no handler, no `finally` and no flush, as in a node f
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -197,6 +198,23 @@ class SupervisedGang(Gang):
         for trainer in trainers:
             os.kill(trainer, signal.SIGKILL)
         self.processes[rank].join(60)
+
+    def end(self) -> None:
+        """Kill what is left of it."""
+        for rank, process in enumerate(self.processes):
+            if process.is_alive():
+                self.lose(rank)
+
+    def stops(self, rank: int) -> bool:
+        """Wait until the rank's trainer is stopped by a signal; False: the rank has ended without that."""
+        while self.processes[rank].is_alive():
+            for trainer in self.trainers(rank):
+                with contextlib.suppress(OSError):
+                    said = Path(f"/proc/{trainer}/stat").read_text()
+                    if said.rpartition(")")[2].split()[0] == "T":
+                        return True
+            time.sleep(0.02)
+        return False
 
     def trainers(self, rank: int) -> list[int]:
         process = self.processes[rank].pid

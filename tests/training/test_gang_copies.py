@@ -7,9 +7,8 @@ import os
 import pickle
 import signal
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -22,7 +21,7 @@ import torch
 from tests.free_port import free_port
 from tests.training.crash import HURRIED, Point, SupervisedGang, start_supervised_gang, train_in_a_process
 from tests.training.small import manifest
-from tests.training.test_crash_and_resume import assert_same_result, losses, prepare
+from tests.training.test_crash_and_resume import assert_same_result, prepare
 from tests.training.test_gang import WIDE, steps
 
 from busbar.workloads.machine.streams import Event
@@ -41,6 +40,7 @@ FROZEN = Point(
     "trainer:Trainer", "step", 8, signal.SIGSTOP
 )  # before step 8, with the copy of step 6 in memory
 T = TypeVar("T")
+Start = Callable[..., SupervisedGang]
 IN_MEMORY = "from the copy in the pods' memory"
 
 
@@ -60,13 +60,18 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return claims
 
 
-def wait_for_step(claims: Path, step: int) -> None:
-    deadline = time.monotonic() + 120
-    while (
-        not (claims / "out/model/checkpoints/journal.jsonl").exists() or max(losses(claims), default=0) < step
-    ):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts gangs of which nothing is left after the test: a process that is stopped would never end."""
+    gangs: list[SupervisedGang] = []
+
+    def begin(*given: Any) -> SupervisedGang:
+        gangs.append(start_supervised_gang(*given))
+        return gangs[-1]
+
+    yield begin
+    for gang in gangs:
+        gang.end()
 
 
 TRAINERS = {
@@ -80,10 +85,10 @@ TRAINERS = {
 
 @pytest.mark.parametrize(("rank", "point"), TRAINERS.values(), ids=TRAINERS.keys())
 def test_a_trainer_that_is_killed_brings_the_gang_back_from_memory(
-    rank: int, point: Point, alone: Path, tmp_path: Path
+    rank: int, point: Point, start: Start, alone: Path, tmp_path: Path
 ) -> None:
     claims = prepare(tmp_path)
-    gang = start_supervised_gang(wanted(2), claims, 2, {rank: [point]})
+    gang = start(wanted(2), claims, 2, {rank: [point]})
     assert gang.exit_codes() == [0, 0]
     assert "was killed by SIGKILL; another one goes on" in gang.told(rank)
     assert "ended with code 1; another one goes on" in gang.told(1 - rank)
@@ -109,12 +114,18 @@ LOST = {
 
 @pytest.mark.parametrize(("size", "parity", "ranks", "sharding"), LOST.values(), ids=LOST.keys())
 def test_lost_pods_come_back_without_the_disk(
-    size: int, parity: int | None, ranks: tuple[int, ...], sharding: str, alone: Path, tmp_path: Path
+    size: int,
+    parity: int | None,
+    ranks: tuple[int, ...],
+    sharding: str,
+    start: Start,
+    alone: Path,
+    tmp_path: Path,
 ) -> None:
     claims = prepare(tmp_path)
     document = wanted(size, parity=parity, parallelism={"order": "fixed", "sharding": sharding})
-    gang = start_supervised_gang(document, claims, size, {rank: [FROZEN] for rank in ranks})
-    wait_for_step(claims, 7)
+    gang = start(document, claims, size, {rank: [FROZEN] for rank in ranks})
+    assert all(map(gang.stops, ranks))
     assert not steps(claims)
     lose(gang, *ranks)
     assert gang.exit_codes() == [0] * size
@@ -126,12 +137,12 @@ def test_lost_pods_come_back_without_the_disk(
     assert_same_result(claims, alone)
 
 
-def test_when_more_pods_are_lost_the_checkpoint_counts(alone: Path, tmp_path: Path) -> None:
+def test_when_more_pods_are_lost_the_checkpoint_counts(start: Start, alone: Path, tmp_path: Path) -> None:
     claims = prepare(tmp_path)
     document = wanted(4)
     document["spec"]["checkpoint"]["everySteps"] = 4
-    gang = start_supervised_gang(document, claims, 4, {1: [FROZEN], 3: [FROZEN]})
-    wait_for_step(claims, 7)
+    gang = start(document, claims, 4, {1: [FROZEN], 3: [FROZEN]})
+    assert all(map(gang.stops, (1, 3)))
     lose(gang, 1, 3)
     assert gang.exit_codes() == [0] * 4
     assert IN_MEMORY not in gang.log(0)
@@ -139,15 +150,14 @@ def test_when_more_pods_are_lost_the_checkpoint_counts(alone: Path, tmp_path: Pa
     assert_same_result(claims, alone)
 
 
-def test_a_second_loss_after_a_copy_is_survived_too(alone: Path, tmp_path: Path) -> None:
+def test_a_second_loss_after_a_copy_is_survived_too(start: Start, alone: Path, tmp_path: Path) -> None:
     claims = prepare(tmp_path)
-    gang = start_supervised_gang(wanted(2), claims, 2, {1: [FROZEN]})
-    wait_for_step(claims, 7)
+    gang = start(wanted(2), claims, 2, {1: [FROZEN]})
+    assert gang.stops(1)
     gang.lose(1)
-    gang.start(
-        1, 2, [Point("trainer:Trainer", "step", 4, signal.SIGSTOP)]
-    )  # before step 10, with the copy of step 8
-    wait_for_step(claims, 9)
+    again = Point("trainer:Trainer", "step", 5, signal.SIGSTOP)  # when a copy has followed another one
+    gang.start(1, 2, [again])
+    assert gang.stops(1)
     lose(gang, 1)
     assert gang.exit_codes() == [0, 0]
     assert gang.log(0).count("was rebuilt for rank 1 from the others'") == 2
