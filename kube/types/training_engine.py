@@ -278,6 +278,15 @@ class Optimizer(SpecModel):
     )
 
 
+class LengthWarmup(SpecModel):
+    """Sequences that are shorter at the beginning of a run."""
+
+    start: Annotated[int, Field(ge=8)] = Field(description="Tokens of a sequence in the first step.")
+    steps: Annotated[int, Field(ge=1)] = Field(
+        description="Steps until sequences are whole; they grow evenly, by eight tokens at a time."
+    )
+
+
 class Evaluation(SpecModel):
     """Bits per byte on the held-out files, beside n-gram models counted on the same training bytes."""
 
@@ -418,6 +427,25 @@ class TrainingEngine(SpecModel):
             holds=lambda engine: engine.optimizer.warmup_steps <= engine.steps,
         ),
         Rule(
+            cel="!has(self.lengthWarmup) || (self.lengthWarmup.steps <= self.steps && "
+            "self.lengthWarmup.start <= self.data.sequenceLength)",
+            message="lengthWarmup.steps must not be greater than steps, nor lengthWarmup.start than data.sequenceLength",
+            field_path=".lengthWarmup",
+            holds=lambda engine: (
+                engine.length_warmup is None
+                or (
+                    engine.length_warmup.steps <= engine.steps
+                    and engine.length_warmup.start <= engine.data.sequence_length
+                )
+            ),
+        ),
+        Rule(
+            cel="!has(self.lengthWarmup) || !has(self.parallelism) || self.parallelism.sequence == 1",
+            message="pods that share sequences have parts of one length; remove lengthWarmup, or parallelism.sequence",
+            field_path=".lengthWarmup",
+            holds=lambda engine: engine.length_warmup is None or engine.pods_per_sequence == 1,
+        ),
+        Rule(
             cel="!has(self.optimizer) || self.optimizer.name != 'ZerothOrder' || !has(self.gradientSums) || "
             "self.gradientSums == 'weights'",
             message="optimizer.name: ZerothOrder has no gradients to add up; remove gradientSums",
@@ -541,6 +569,11 @@ class TrainingEngine(SpecModel):
         description="whole computes the MLPs of the blocks for all tokens of a micro-batch at once; tiled for a sixteenth of "
         "them, at least 512, which backward computes again: for long sequences. Gradients are rounded differently, and "
         "equal on every placement.",
+    )
+    length_warmup: LengthWarmup | None = Field(
+        default=None,
+        description="Train on the beginnings of sequences at first, which takes less time, and on whole ones later. What is cut "
+        "off is not trained on in that epoch. Absent: all steps have whole sequences.",
     )
     gradient_sums: GradientSums = Field(
         default=GradientSums.WEIGHTS,

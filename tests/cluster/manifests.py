@@ -105,6 +105,7 @@ def engine_job_from_weights() -> JSON:
         "fields": {"text": "body", "prompt": "question", "completion": "answer", "messages": "turns"},
         "onBadRow": "skip",
     }
+    spec["engine"]["lengthWarmup"] = {"start": 8, "steps": 1}
     spec["checkpoint"] = {"everySeconds": 60, "memory": {"everySteps": 10, "parity": 0}}
     return document
 

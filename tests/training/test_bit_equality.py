@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,9 +45,13 @@ def train_ours(document: dict[str, Any], placement: str, fused: bool) -> tuple[l
     return losses, trainer
 
 
-def batches() -> list[torch.Tensor]:
+def batches(lengths: Sequence[int] = ()) -> list[torch.Tensor]:
+    """Whole sequences, but for the `lengths` of the first steps."""
     data = packed()
-    return [torch.from_numpy(data.batch(step, SEQUENCES)) for step in range(STEPS)]
+    every = [*lengths, *[SEQUENCE] * (STEPS - len(lengths))]
+    return [
+        torch.from_numpy(data.batch(step, SEQUENCES)[:, :length].copy()) for step, length in enumerate(every)
+    ]
 
 
 def assert_equal_to_plain(
@@ -55,13 +59,14 @@ def assert_equal_to_plain(
     placement: str,
     fused: bool,
     updated: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None,
+    lengths: Sequence[int] = (),
 ) -> None:
     ours, trainer = train_ours(document, placement, fused)
     dtype = torch.bfloat16 if document.get("dtype") == "bfloat16" else torch.float32
     losses, weights = train_plainly(
         document["model"]["config"],
         VOCABULARY,
-        batches(),
+        batches(lengths),
         document["batch"]["microBatch"],
         document["optimizer"],
         fused=fused or None,

@@ -35,6 +35,7 @@ from busbar.workloads.training.settings import (
     EngineSpec,
     Evaluation,
     Fields,
+    LengthWarmup,
     ModelSource,
     OptimizerSpec,
     TokenizerSource,
@@ -167,6 +168,9 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         activations=engine.activations.value,
         loss=engine.loss.value,
         mlp=engine.mlp.value,
+        length_warmup=None
+        if (warmup := engine.length_warmup) is None
+        else LengthWarmup(warmup.start, warmup.steps),
         gradient_sums=engine.gradient_sums.value,
         state=engine.state.value,
         schedule=engine.schedule.value,

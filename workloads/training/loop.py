@@ -51,7 +51,7 @@ class Loop:
     def _step(self, total: int) -> None:
         result = self.trainer.step(self.packed)
         self.journal.append(result.step, result.loss)
-        self.status.finished_step(result.step, result.loss, result.seconds, result.tokens)
+        self.status.finished_step(result.step, result.loss, result.seconds, result.tokens, whole=result.whole)
         self._publish()
         if self.together.size > 1 and (workers := self._pace.finished(result.seconds)) is not None:
             self.status.update(workers=workers)

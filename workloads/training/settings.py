@@ -95,6 +95,20 @@ class OptimizerSpec:
 
 
 @dataclass(frozen=True)
+class LengthWarmup:
+    """Sequences are cut in the first `steps`: to `start` tokens, and then to more of them (Li et al., 2021, 2108.06084)."""
+
+    start: int
+    steps: int
+
+    def length(self, step: int, whole: int) -> int:
+        """Tokens of a sequence in this step, the first being 0: a multiple of eight, but for `start` and `whole`."""
+        if step >= self.steps:
+            return whole
+        return max(self.start, (self.start + (whole - self.start) * step // self.steps) // 8 * 8)
+
+
+@dataclass(frozen=True)
 class Evaluation:
     ngram_order: int  # context length in bytes of the longer n-gram model
 
@@ -135,6 +149,7 @@ class EngineSpec:
     freeze: tuple[str, ...] = ()  # patterns of names of those that are not (see `freeze`)
     activations: str = "auto"  # auto | keep | recompute (see `recompute`)
     loss: str = WHOLE  # whole | tiled: how logits exist (see `tiled_loss`)
+    length_warmup: LengthWarmup | None = None  # None: sequences are whole in all steps
     gradient_sums: str = WEIGHTS  # weights | float32: the type in which gradients are added up
     mlp: str = WHOLE  # whole | tiled: how MLPs are computed (see `tiled_mlp`)
     schedule: str = (

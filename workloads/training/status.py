@@ -57,12 +57,17 @@ class Status(Collector):
     def _set(self, facts: Mapping[str, Any]) -> None:
         self._said = TrainingStatus.model_validate({**self._said.model_dump(by_alias=True), **facts})
 
-    def finished_step(self, step: int, loss: float, seconds: float, tokens: int) -> None:
+    def finished_step(
+        self, step: int, loss: float, seconds: float, tokens: int, *, whole: bool = True
+    ) -> None:
+        """`whole`: its sequences are; only such steps tell how fast the run is."""
         finite = math.isfinite(loss)  # JSON has no word for the others, and API servers refuse them
         with self._lock:
             if finite:
                 self._losses.append((step, loss))
-            self._steps_here += 1
+            self._steps_here += whole
+            if not whole or self._steps_here == 1:
+                self._speeds.clear()  # those before were of shorter sequences
             if self._steps_here > WARM_UP_STEPS or not self._speeds:
                 if self._steps_here == WARM_UP_STEPS + 1:
                     self._speeds.clear()

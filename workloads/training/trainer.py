@@ -64,6 +64,7 @@ class StepResult:
     learning_rate: float
     seconds: float
     tokens: int
+    whole: bool = True  # its sequences
 
     @property
     def skipped(self) -> bool:
@@ -226,19 +227,25 @@ class Trainer:
             "badInARow": self.bad_in_a_row,
         }
 
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence in the next step."""
+        whole, warmup = self.spec.data.sequence_length, self.spec.length_warmup
+        return whole if warmup is None else warmup.length(self.done, whole)
+
     def micro_batches(self, data: Packed) -> list[MicroBatch | None]:
         """Those of the next step; None in the place of one from which nothing is learned."""
         batch = self.spec.batch
-        tokens = torch.from_numpy(data.batch(self.done, batch.sequences))
+        tokens = torch.from_numpy(data.batch(self.done, batch.sequences))[:, : self.length].contiguous()
         labels = data.labels(self.done, batch.sequences)
-        wanted = None if labels is None else torch.from_numpy(labels)
+        wanted = None if labels is None else torch.from_numpy(labels)[:, : self.length].contiguous()
         return list(_micro_batches(tokens, wanted, batch.micro_batch))
 
     def step(self, data: Packed) -> StepResult:
         """Train on the batch of the next step."""
         started = time.monotonic()
         self.clock.begin()
-        parts = self.micro_batches(data)
+        length, parts = self.length, self.micro_batches(data)
         rate = learning_rate(self.spec.optimizer, self.done, self.spec.steps)
         rebind_gradients(self.groups)
         if self.plan.gated:
@@ -268,8 +275,9 @@ class Trainer:
         self.clock.finish()
         self.done += 1
         seconds = time.monotonic() - started
-        tokens = self.spec.batch.sequences * self.spec.data.sequence_length
-        result = StepResult(self.done, value, norm, rate, seconds, tokens)
+        tokens = self.spec.batch.sequences * length
+        whole = length == self.spec.data.sequence_length
+        result = StepResult(self.done, value, norm, rate, seconds, tokens, whole)
         self.bad_in_a_row = self.bad_in_a_row + 1 if result.skipped else 0
         return result
 
@@ -281,7 +289,7 @@ class Trainer:
     def _stand_by(self) -> None:
         """Take part in a forward pass that other ranks make, and this one does not."""
         if self.peers is not None:
-            shape = self.spec.batch.micro_batch, self.spec.data.sequence_length
+            shape = self.spec.batch.micro_batch, self.length
             with torch.no_grad(), dividing(self.model):
                 tokens = torch.zeros(shape, dtype=torch.long, device=self.device)
                 run_forward(self.model, tokens)
@@ -317,7 +325,7 @@ class Trainer:
         return (found[0] + found[1]) / 2
 
     def _measured(self, part: MicroBatch) -> torch.Tensor:
-        if self.device_arena.peak["activations"] > 0:
+        if self.device_arena.peak["activations"] > 0 or part[0].shape[1] < self.spec.data.sequence_length:
             return self._micro_batch(*part)
         regions = [each for arena in (self.device_arena, self.host_arena) for each in arena.regions.values()]
         with LiveBytes(
