@@ -12,14 +12,11 @@ in which no rank has lost it, and beside the bytes that a lost rank has to recei
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +27,7 @@ from rich.progress import Progress
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.gang_here import run_gang
+from benchmarks.result import circumstances, publish
 
 from busbar.workloads.machine.streams import Event
 from busbar.workloads.training.gang_copies import GangCopies
@@ -163,17 +161,11 @@ def main() -> None:
             found.append(report(run_gang(ranks, measure, parity, given.mib, given.rounds), parity))
             bar.advance(task)
     result = {
-        "command": " ".join(["python", "benchmarks/training_parity.py", *sys.argv[1:]]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "load": os.getloadavg()[0],
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        **circumstances(),
         "mibOfARank": given.mib,
         "gangs": found,
     }
-    print(json.dumps(result, indent=2))
-    if given.output is not None:
-        given.output.write_text(json.dumps(result, indent=2) + "\n")
+    publish(result, given.output)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,10 @@ A recipe that is never as good is said to be so.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
-import platform
 import statistics
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.result import circumstances, publish
 from benchmarks.training_state import corpus, document, open_trainer, progress
 
 from busbar.workloads.training.packing import Packed
@@ -105,19 +102,13 @@ def main() -> None:
         for recipe in RECIPES:
             found[recipe].append(compare(recipe, seed, whole, train, held_out))
     result = {
-        "command": f"python benchmarks/training_recipes.py --steps {given.steps} --seeds {given.seeds}",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        **circumstances(),
         "cpuRatioWhenAsGood": {
             recipe: [each["cpuRatioWhenAsGood"] for each in found[recipe]] for recipe in RECIPES
         },
         "bySeed": found,
     }
-    text = json.dumps(result, indent=2) + "\n"
-    if given.output is not None:
-        given.output.write_text(text)
-    print(text)
+    publish(result, given.output)
 
 
 if __name__ == "__main__":

@@ -18,26 +18,24 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import torch
 import yaml
 from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.gang_here import free_port
+from benchmarks.result import circumstances, publish
 
 from busbar.kube.contracts.workload import Env
 
@@ -234,11 +232,7 @@ def main() -> None:
         ways = measure(given.rounds, given.size, Path(folder))
     memory, disk, gang = ways["memory"], ways["disk"], ways["gangTrainer"]
     result = {
-        "command": " ".join(["python", "benchmarks/training_restart.py", *sys.argv[1:]]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "load": os.getloadavg()[0],
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        **circumstances(),
         "seconds": ways,
         "restartRatio": disk["restart"] / memory["restart"],
         "cpuPerStepRatio": memory["stepCpu"] / disk["stepCpu"],
@@ -247,9 +241,7 @@ def main() -> None:
         "gangCpuPerStepRatio": gang["stepCpu"] / ways["gangDisk"]["stepCpu"],
         "gangBarSeconds": BAR_S + gang["step"],
     }
-    print(json.dumps(result, indent=2))
-    if given.output is not None:
-        given.output.write_text(json.dumps(result, indent=2) + "\n")
+    publish(result, given.output)
 
 
 if __name__ == "__main__":

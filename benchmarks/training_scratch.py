@@ -24,10 +24,8 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import multiprocessing
 import os
-import platform
 import resource
 import statistics
 import sys
@@ -35,13 +33,13 @@ import tempfile
 import threading
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.result import circumstances, publish
 from benchmarks.training_overlap import CPU, VOCABULARY, PacedRecipe, Size
 from benchmarks.training_streaming import ReadyPace, progress
 
@@ -258,20 +256,14 @@ def main() -> None:
     load = os.getloadavg()
     rates = measure_disk(given.folder)
     result = {
-        "command": "python " + " ".join(sys.argv),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        **circumstances(),
         "diskGBPerSecond": {"read": round(rates.read / 1e9, 2), "write": round(rates.write / 1e9, 2)},
         "bar": BAR,
         **rows(given, given.folder),
         "lessMemoryThanState": limited(given, given.folder),
         "load": {"before": load, "after": os.getloadavg()},
     }
-    text = json.dumps(result, indent=2) + "\n"
-    if given.output is not None:
-        given.output.write_text(text)
-    print(text)
+    publish(result, given.output)
 
 
 if __name__ == "__main__":

@@ -16,21 +16,21 @@ Bytes: of the optimizer's state by the arenas' own count, and over the link in e
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
-import platform
 import statistics
 import sys
 import sysconfig
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.result import circumstances, publish
 
 from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.job import parse_engine
@@ -215,17 +215,11 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     result = {
-        "command": "python " + " ".join(sys.argv),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        **circumstances(),
         "updates": updates(given),
         "quality": quality(given),
     }
-    text = json.dumps(result, indent=2) + "\n"
-    if given.output is not None:
-        given.output.write_text(text)
-    print(text)
+    publish(result, given.output)
 
 
 if __name__ == "__main__":

@@ -28,20 +28,19 @@ a step is taken. Losses of all ways are compared: they are equal bit for bit.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.result import circumstances, publish
 from benchmarks.training_overlap import CPU, VOCABULARY, Link, Pace, PacedRecipe, Size, sleep_until
 
 from busbar.scheduler.fit.timeline import StreamedBlock, streamed_step_time
@@ -376,10 +375,7 @@ def main() -> None:
     torch.set_num_threads(1)
     load_before = os.getloadavg()
     result: dict[str, Any] = {
-        "command": "python " + " ".join(sys.argv),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        **circumstances(),
         "load": {"before": load_before},
     }
     if given.only is None:
@@ -391,10 +387,7 @@ def main() -> None:
     if given.only is None:
         result["tenTimes"] = ten_times(given)
     result["load"]["after"] = os.getloadavg()
-    text = json.dumps(result, indent=2) + "\n"
-    if given.output is not None:
-        given.output.write_text(text)
-    print(text)
+    publish(result, given.output)
 
 
 if __name__ == "__main__":

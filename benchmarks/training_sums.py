@@ -14,14 +14,10 @@ CPU seconds per step of the runs above, in which types take turns by whole runs.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
-import platform
 import statistics
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.result import circumstances, publish
 from benchmarks.training_state import (
     VOCABULARY,
     bits_per_byte,
@@ -119,18 +116,12 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {
-        "command": f"python benchmarks/training_sums.py --steps {given.steps} --seeds {given.seeds}",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        **circumstances(),
         "relativeErrorOfGradients": {str(count): errors(count) for count in (16, 64, 256)},
         "quality": quality(given),
     }
     assert all(math.isfinite(each) for way in WAYS for each in result["quality"]["loss"][way])
-    text = json.dumps(result, indent=2) + "\n"
-    if given.output is not None:
-        given.output.write_text(text)
-    print(text)
+    publish(result, given.output)
 
 
 if __name__ == "__main__":
