@@ -123,16 +123,8 @@ class Trainer:
         self.blocks = self._make_blocks()
         if self.perturbation is not None:
             self.perturbation.watch(self.model)
-        self.sequence: SequencePart | None = None  # None: sequences are whole
-        if spec.sequence > 1:
-            self.sequence = SequencePart(ranks.neighbours(spec.sequence))
-            sequence_parallel.attach(self.model, self.sequence)
-        self.peers: PeerSlots | None = None  # None: the weights are whole on this rank
-        if not self.groups[0].has_whole_weights:
-            again = plan.activations in AGAIN
-            self.peers = PeerSlots(
-                self.model, self.groups, ranks, self.device_arena, recomputes=again, swap=self.swap
-            )
+        self.sequence = self._make_sequence(ranks)
+        self.peers = self._make_peers(ranks)
         self._check_model(recipe.config.vocab_size, ranks)
         if self.blocks is not None:
             self.blocks.reset()
@@ -157,6 +149,21 @@ class Trainer:
         slots = BlockSlots(self.model, self.groups, self.plan, *arenas, self.streams, self.clock, self.swap)
         slots.refresh()
         return slots
+
+    def _make_sequence(self, ranks: Ranks) -> SequencePart | None:
+        """None: sequences are whole on this rank."""
+        if self.spec.sequence == 1:
+            return None
+        part = SequencePart(ranks.neighbours(self.spec.sequence))
+        sequence_parallel.attach(self.model, part)
+        return part
+
+    def _make_peers(self, ranks: Ranks) -> PeerSlots | None:
+        """None: the weights are whole on this rank."""
+        if self.groups[0].has_whole_weights:
+            return None
+        again = self.plan.activations in AGAIN
+        return PeerSlots(self.model, self.groups, ranks, self.device_arena, recomputes=again, swap=self.swap)
 
     def _check_model(self, vocabulary: int, ranks: Ranks) -> None:
         """Refuses a model that does something else in the ways that were asked for; all ranks call it."""
