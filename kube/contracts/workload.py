@@ -7,6 +7,8 @@ termination message, so that the numbers of a finished pod are not lost. Our eng
 contract; a pod without the port is allowed, and the operator then knows nothing of its progress.
 """
 
+import statistics
+from collections.abc import Sequence
 from datetime import datetime
 from enum import IntEnum, StrEnum
 from typing import Annotated
@@ -43,6 +45,14 @@ READY_PATH = "/ready"
 
 SLOW_WORKER = 1.5
 """Times the median of the other pods of a gang: one that takes so much of a step for itself is said to be slow."""
+
+
+def others_seconds(own_seconds: Sequence[float]) -> float:
+    """What the pods of a gang but the slowest take of a step for themselves, as a median; the slowest is the first of two or
+    more."""
+    return statistics.median(own_seconds[1:])
+
+
 MOST_RUNNING = 64
 """Requests that a serving pod computes together where no argument says otherwise."""
 TENANT_HEADER = "x-busbar-tenant"

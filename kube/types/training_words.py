@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
+from busbar.kube.contracts.workload import others_seconds
 from busbar.kube.types.training_job import AdapterProgress, ReplacedPod, StepPhases, Worker
 
 
@@ -35,8 +35,7 @@ def slowest_words(workers: Sequence[Worker]) -> str:
     """For which pod of a gang the others wait, and how much; empty where that is not known."""
     if len(workers) < 2:
         return ""
-    slowest, *others = workers
-    usual = statistics.median(each.own_seconds for each in others)
+    slowest, usual = workers[0], others_seconds([each.own_seconds for each in workers])
     times = f", {slowest.own_seconds / usual:.2f} times the others" if usual else ""
     return f"rank {slowest.rank}: {slowest.own_seconds:g} s of each step{times}"
 

@@ -6,9 +6,7 @@ until it is true once, and then says either.
 
 from __future__ import annotations
 
-import statistics
-
-from busbar.kube.contracts.workload import SLOW_WORKER
+from busbar.kube.contracts.workload import SLOW_WORKER, others_seconds
 from busbar.kube.types import ConditionStatus
 from busbar.kube.types.reasons import ConditionType, Reason
 from busbar.kube.types.training_job import TrainingJobStatus
@@ -26,8 +24,7 @@ def with_degraded(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus
         return status
     before = next((c for c in status.conditions or () if c.type == ConditionType.DEGRADED), None)
     was = before is not None and before.status is ConditionStatus.TRUE
-    slowest, *others = workers
-    usual = statistics.median(each.own_seconds for each in others)
+    slowest, usual = workers[0], others_seconds([each.own_seconds for each in workers])
     slow = slowest.own_seconds > (KEEPS_PACE if was else SLOW_WORKER) * usual
     if before is None and not slow:
         return status

@@ -99,7 +99,7 @@ class Pod:
     job: str = ""
     attempt: int = 0
     rank: int = 0
-    replacement: int = 0  # the how manieth pod that takes the place of a lost one
+    replacement: int = 0  # counts the pods of its rank that took the place of a lost one
     admission: str = ""
     queued: bool = False  # opted in by label
     owner_uid: str = ""

@@ -6,11 +6,10 @@ not spend in exchanges: of the slowest it is the most.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from busbar.kube.contracts.workload import SLOW_WORKER
+from busbar.kube.contracts.workload import SLOW_WORKER, others_seconds
 
 EVERY_STEPS = 10
 
@@ -43,18 +42,18 @@ class Pace:
         own = max(0.0, self._seconds - (waited - self._waited)) / self._steps
         self._steps, self._seconds, self._waited = 0, 0.0, waited
         every = self._gather(own)
-        self._name_the_slowest(every)
         order = sorted(range(len(every)), key=lambda rank: -every[rank])
+        self._name_the_slowest(order[0], [every[rank] for rank in order])
         return [{"rank": rank, "ownSeconds": float(f"{every[rank]:.3g}")} for rank in order]
 
-    def _name_the_slowest(self, every: Sequence[float]) -> None:
-        slowest = max(range(len(every)), key=every.__getitem__)
-        others = statistics.median(own for rank, own in enumerate(every) if rank != slowest)
-        if every[slowest] <= SLOW_WORKER * others:
+    def _name_the_slowest(self, slowest: int, every: Sequence[float]) -> None:
+        """`every`: the slowest first."""
+        others = others_seconds(every)
+        if every[0] <= SLOW_WORKER * others:
             self._named = None
         elif self._named != slowest:
             self._named = slowest
             self._note(
-                f"warning: the others wait for rank {slowest}: of each step it takes {every[slowest]:.3g} s for itself, and "
+                f"warning: the others wait for rank {slowest}: of each step it takes {every[0]:.3g} s for itself, and "
                 f"they {others:.3g} s (median)"
             )
