@@ -58,7 +58,7 @@ from busbar.operator.serving.service_plan import refused, service_plan
 from busbar.operator.serving.shares import Shares
 from busbar.operator.serving.view import ServiceView, model_uri
 from busbar.operator.settings import Settings
-from busbar.operator.steady_clock import utc_now
+from busbar.operator.steady_clock import CLOCK, utc_now
 from busbar.operator.tenancy.budget_holds import BudgetHolds
 from busbar.operator.tenancy.reconcile import TenantView, release, revoke
 from busbar.operator.tenancy.reconcile import reconcile as reconcile_tenant
@@ -120,7 +120,7 @@ class Handlers:
         """The services' last day, by uid."""
         self._room = RoomReader()
         self._plans_asked = 0
-        self.clock: Callable[[], float] = time.monotonic
+        self.clock: Callable[[], float] = CLOCK.now_s
         """Seconds by which services are scaled; another one in tests."""
         self._scales = ScalingMetrics(metrics.registry)
         self._refused: dict[tuple[str, Key], str] = {}  # why the API server refused pods of (kind, key)
@@ -315,14 +315,16 @@ class Handlers:
 
     def _day(self, key: Key, service: ModelService) -> Counts:
         """What came and was spent in the last 24 hours, with what is known now."""
-        history = self.histories.setdefault(service.metadata.uid, History())
-        now_s = utc_now().timestamp()
+        history, now_s = self._history(service), utc_now().timestamp()
         demand, usage = self._demand.of(key), service.status.usage if service.status is not None else None
         if demand is not None and demand.totals is not None:
             history.answered(demand.totals, now_s)
         if usage is not None:
             history.used(Spent(cost=usage.cost, joules=usage.energy_joules or 0.0), now_s)
         return history.day(now_s)
+
+    def _history(self, service: ModelService) -> History:
+        return self.histories.setdefault(service.metadata.uid, History())
 
     async def _latency_plan(
         self, key: Key, service: ModelService, own: tuple[Pod, ...], made_by: Workload | None
@@ -390,6 +392,7 @@ class Handlers:
             now_s=self.clock(),
             off=service.spec.suspend or not tenant,
             made_by=made_by,
+            days=self._history(service).days,
         )
 
     async def _carry_out(self, kind: str, key: Key, actions: tuple[Action, ...]) -> None:

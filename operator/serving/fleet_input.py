@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
@@ -13,6 +13,7 @@ from busbar.operator.serving.replica_speed import Speeds
 from busbar.operator.serving.room import no_less_than
 from busbar.operator.serving.sizes import BUCKETS, Sizes
 from busbar.operator.watch.projections import Pod
+from busbar.scheduler.autoscale.day_profile import DayProfile
 from busbar.scheduler.autoscale.fleet import FleetSettings
 from busbar.scheduler.autoscale.mix import Column, Effort, Limits, cheapest, domains_of
 from busbar.scheduler.autoscale.step_model import Bucket, Slo, StepModel, max_rate
@@ -43,11 +44,14 @@ class Seen:
     counted_s: float
     """How long the gateway has counted."""
     now_s: float
+    """Time of day, in seconds since 1970; it never jumps."""
     off: bool = False
     made_by: Workload | None = None
     """What is known of the model; None: nothing."""
     room: ServiceRoom | None = None
     """What quota, budgets, power and the pools leave to it; None: not known yet."""
+    days: DayProfile = field(default_factory=DayProfile)
+    """Of its load; it is added to."""
 
 
 def columns_of(

@@ -9,7 +9,8 @@ are not known yet, a gateway that is away or has just started (nothing changes t
 last target is in the status; nothing leaves before the window has passed again), and pools whose replicas are not
 placed (another pool is asked after `PATIENCE_S`).
 
-State is in memory, by service: the forecast's history, the sizes and the attainment begin anew with the process.
+State is in memory, by service. The load of earlier days goes on over restarts (`history_keeper.py`); the sizes, the
+attainment and the forecast's errors begin anew with the process.
 """
 
 from __future__ import annotations
@@ -310,7 +311,9 @@ def _fleet(state: _State, seen: Seen, slo: Slo) -> Fleet:
     settings = settings_of(seen)
     limits = limits_of(seen, columns, state.target or {}, _blocked(state, seen))
     if fleet is None or fleet.slo != slo:
-        fleet = Fleet(columns, limits, slo, settings, rest_until_s=seen.now_s + settings.down_after_s)
+        fleet = Fleet(
+            columns, limits, slo, settings, rest_until_s=seen.now_s + settings.down_after_s, days=seen.days
+        )
         state.fleet = fleet
     fleet.adopt(columns, limits, settings, state.sizes.shares)
     state.columns_at_s = seen.now_s

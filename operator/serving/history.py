@@ -1,8 +1,9 @@
-"""A service's last day: what was answered, how long it took, what it cost. Pure.
+"""A service's last day: what was answered, how long it took, what it cost; and how its load goes over a day. Pure.
 
 The gateway's totals and the usage in the status only grow; what a reading adds to the one before goes into a bin of an hour.
 Totals that have fallen are those of a gateway that restarted, and count from zero. Hours in which nothing came and nothing was
-spent have no bin. Of a day there are the last 24 whole hours and what has passed of this one.
+spent have no bin. Of a day there are the last 24 whole hours and what has passed of this one. The load over a day
+(`scheduler.autoscale.day_profile`) is counted for services with a latency target only, by the forecast.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from busbar.kube.contracts.demand import TIME_EDGES_MS, Totals
+from busbar.scheduler.autoscale.day_profile import BINS, DAYS, DayProfile
 
 HOUR_S = 3600
 HOURS = 24
@@ -66,17 +68,87 @@ class Spent(BaseModel):
     joules: Positive = 0.0
 
 
+class Load(BaseModel):
+    """A `DayProfile` as it is kept: without the bin that is not over yet."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    means: Annotated[list[Positive | None], Field(min_length=BINS, max_length=BINS)]
+    days: Annotated[list[Annotated[int, Field(ge=0, le=DAYS)]], Field(min_length=BINS, max_length=BINS)]
+    """By bin of the day; a day at least where there is a mean."""
+    first: int = 0
+    """Bin since 1970 of the first entry in `today`."""
+    today: Annotated[list[Positive | None], Field(max_length=BINS)] = Field(default_factory=list)
+    """Means of the bins of this half day."""
+
+    @model_validator(mode="after")
+    def _has_days(self) -> Load:
+        if any((mean is None) != (days == 0) for mean, days in zip(self.means, self.days, strict=True)):
+            raise ValueError("a bin has a mean without days, or days without a mean")
+        return self
+
+    @classmethod
+    def of(cls, profile: DayProfile) -> Load | None:
+        """None: there is nothing to keep."""
+        means, today = profile.means, dict(list(profile.today.items())[:-1])
+        first = min(today, default=0)
+        lasting = max(today, default=first - 1) - first + 1
+        if not (means or today) or lasting > BINS:  # the latter: of a clock that went back
+            return None
+        return cls(
+            means=[_short(means[bin_][0]) if bin_ in means else None for bin_ in range(BINS)],
+            days=[means[bin_][1] if bin_ in means else 0 for bin_ in range(BINS)],
+            first=first,
+            today=[
+                _short(today[bin_][0] / today[bin_][1]) if bin_ in today else None
+                for bin_ in range(first, first + lasting)
+            ],
+        )
+
+    def profile(self) -> DayProfile:
+        means = zip(self.means, self.days, strict=True)
+        return DayProfile(
+            {bin_: (mean, days) for bin_, (mean, days) in enumerate(means) if mean is not None},
+            {self.first + i: (mean, 1) for i, mean in enumerate(self.today) if mean is not None},
+        )
+
+
 class History(BaseModel):
-    """One service's hours, the oldest first; it goes on in another process from what `model_dump` says."""
+    """One service's hours, the oldest first; it goes on in another process from what `kept` says."""
 
     model_config = ConfigDict(extra="forbid")
 
     hours: Annotated[list[Hour], Field(max_length=HOURS + 1)] = Field(default_factory=list)
     spent: Spent | None = None
     """At the last look."""
+    load: Load | None = None
+    """As it was read; `days` goes on from there."""
+    _days: DayProfile = PrivateAttr(default_factory=DayProfile)
     _last: Totals | None = None
     _past: tuple[int, Counts] | None = None
     """Of an hour, the sum of those before it that are in its day."""
+
+    def model_post_init(self, context: object, /) -> None:
+        if self.load is not None:
+            self._days = self.load.profile()
+
+    @property
+    def days(self) -> DayProfile:
+        """Of the load; the service's forecast adds to it."""
+        return self._days
+
+    def copied(self) -> History:
+        """For another thread to read."""
+        found = History.model_construct(hours=[hour.model_copy() for hour in self.hours], spent=self.spent)
+        found._days = DayProfile(self._days.means.copy(), self._days.today.copy())
+        return found
+
+    def kept(self, oldest: int) -> History | None:
+        """What another process goes on from; None where there is nothing to keep since the hour `oldest`."""
+        load = Load.of(self._days)
+        if self.spent is None and load is None and all(hour.number < oldest for hour in self.hours):
+            return None
+        return History.model_construct(hours=self.hours, spent=self.spent, load=load)
 
     def answered(self, totals: Totals, now_s: float) -> None:
         """One reading of the gateway; the first one tells only where counting begins.
@@ -158,3 +230,8 @@ def _counters(totals: Totals) -> tuple[Counter[str], Counter[str], Counter[str]]
         Counter({str(place): count for place, count in totals.first_token.items()}),
         Counter({str(place): count for place, count in totals.per_token.items()}),
     )
+
+
+def _short(rate: float) -> float:
+    """Four digits: what is kept of hundreds of services has to fit into one object."""
+    return float(f"{rate:.4g}")

@@ -1,4 +1,5 @@
-"""Keeps the services' last day over restarts of the operator: one object, written once a minute if something came or was spent.
+"""Keeps the services' last day, and how their load goes over a day, over restarts of the operator: one object, written once
+a minute if something came or was spent, or five minutes of load are over.
 
 What came while no operator read the gateway is not in it, and of one that was killed the last minute.
 """
@@ -61,7 +62,8 @@ class HistoryKeeper:
         while self._settings.gateway_url:
             await asyncio.sleep(pause_s)
             pause_s = period_s
-            data = await asyncio.to_thread(self._encoded, self._now())
+            copies = {uid: found.copied() for uid, found in sorted(self._histories.items())}
+            data = await asyncio.to_thread(self._encoded, copies)
             if data == self._written:
                 continue
             try:
@@ -71,17 +73,11 @@ class HistoryKeeper:
                 log.warning("the services' last day was not written, and is tried again: %s", error)
                 pause_s = period_s if isinstance(error, Forbidden) else min(period_s, AGAIN_S)
 
-    def _now(self) -> dict[str, History]:
-        """Copies, which another thread may read, of those with something to keep."""
+    def _encoded(self, copies: dict[str, History]) -> bytes:
+        """Those with something to keep, without the ones with the fewest requests where all would be too large."""
         oldest = int(self._wall_s() // HOUR_S) - HOURS
-        return {
-            uid: History(hours=[hour.model_copy() for hour in found.hours], spent=found.spent)
-            for uid, found in sorted(self._histories.items())
-            if found.spent is not None or any(hour.number >= oldest for hour in found.hours)
-        }
-
-    def _encoded(self, histories: dict[str, History]) -> bytes:
-        """Without the services with the fewest requests where all would be too large."""
+        candidates = ((uid, found.kept(oldest)) for uid, found in copies.items())
+        histories = {uid: found for uid, found in candidates if found is not None}
         kept, most = dict(histories), len(histories)
         while len(data := zlib.compress(_Kept.dump_json(kept, exclude_defaults=True))) > MOST_BYTES:
             most = most * 3 // 4

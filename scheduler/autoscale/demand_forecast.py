@@ -9,7 +9,8 @@ Every `BIN_S` seconds the observed rate goes in and three forecasts for one hori
 When their time comes they are compared with the minute that was observed. The one with the smallest recent error is
 used, and the quantile of its own past errors (observed / forecast) is the margin: a service whose load is steady gets
 little, one with bursts gets much. `calibration` is the share of the time in which the load stayed inside the
-quantile: what was promised beside what came true.
+quantile: what was promised beside what came true. All of this but the earlier days (`day_profile.py`) begins anew with
+the process, and is learned within the hour.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..errors import ServingModelError
+from .day_profile import DayProfile
 
 BIN_S = 10.0
-DAY_S = 86_400.0
 METHODS = ("level", "trend", "day")
 
 
@@ -47,7 +48,6 @@ class ForecastSettings:
     """Margin until `fewest_errors` are known."""
     most_margin: float = 1.3
     """A load that errs by more cannot be forecast: provisioning for it would cost more than what panic misses."""
-    season_bin_s: float = 300.0
 
     def __post_init__(self) -> None:
         if not self.horizon_s > 0:
@@ -72,22 +72,15 @@ class DemandForecast:
     """One service's history, by total rate. Feed `observe` every `BIN_S` seconds, in order."""
 
     settings: ForecastSettings = field(default_factory=ForecastSettings)
-    seasons: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """Bin of the day -> sum and number of the rates of earlier days."""
+    days: DayProfile = field(default_factory=DayProfile)
+    """Of earlier days; it goes on from what was known before."""
     _level: float | None = None
     _recent: deque[float] = field(default_factory=deque)
-    _today: deque[tuple[float, float]] = field(default_factory=deque)
     _pending: deque[tuple[float, Mapping[str, float], float]] = field(default_factory=deque)
     _errors: dict[str, deque[float]] = field(default_factory=dict)
     _inside: int = 0
     _scored: int = 0
     _margins: dict[str, float] = field(default_factory=dict)
-
-    def remember(self, at_s: float, rate: float) -> None:
-        """A rate of an earlier day, known from before."""
-        bin_ = self._bin(at_s)
-        total, count = self.seasons.get(bin_, (0.0, 0))
-        self.seasons[bin_] = (total + rate, count + 1)
 
     def observe(self, now_s: float, rate: float) -> None:
         """The mean rate of the bin that ends at `now_s`."""
@@ -99,9 +92,7 @@ class DemandForecast:
         self._recent.append(rate)
         while len(self._recent) > max(settings.slope_bins, 6):
             self._recent.popleft()
-        self._today.append((now_s, rate))
-        while self._today and self._today[0][0] <= now_s - DAY_S / 2:
-            self.remember(*self._today.popleft())
+        self.days.observe(now_s, rate)
         self._score(now_s)
         made = self._methods(now_s)
         self._pending.append((now_s + settings.horizon_s, made, self.forecast(now_s).upper))
@@ -119,22 +110,6 @@ class DemandForecast:
         """Share of the scored forecasts that the load stayed inside; None before the first."""
         return self._inside / self._scored if self._scored else None
 
-    def _bin(self, at_s: float) -> int:
-        return int((at_s % DAY_S) // self.settings.season_bin_s)
-
-    def _season(self, at_s: float) -> float | None:
-        """Mean rate of earlier days at that time, between the middles of two bins."""
-        width = self.settings.season_bin_s
-        place = (at_s % DAY_S) / width - 0.5
-        low = math.floor(place)
-        values = []
-        for bin_ in (low, low + 1):
-            total, count = self.seasons.get(bin_ % round(DAY_S / width), (0.0, 0))
-            if not count:
-                return None
-            values.append(total / count)
-        return values[0] + (place - low) * (values[1] - values[0])
-
     def _methods(self, now_s: float) -> dict[str, float]:
         level = self._level or 0.0
         ahead = self.settings.horizon_s
@@ -143,7 +118,7 @@ class DemandForecast:
         made["trend"] = max(
             0.0, level + slope * min(ahead + self.settings.level_s, self.settings.slope_reach_s)
         )
-        before, after = self._season(now_s - self.settings.level_s), self._season(now_s + ahead)
+        before, after = self.days.at(now_s - self.settings.level_s), self.days.at(now_s + ahead)
         if before and after is not None:
             made["day"] = level * after / before
         return made

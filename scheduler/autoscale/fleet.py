@@ -28,6 +28,7 @@ from enum import Enum
 
 from ..errors import ServingModelError
 from .columns import TOLERANCE, LimitKind, domains_of
+from .day_profile import DayProfile
 from .demand_forecast import BIN_S, DemandForecast, ForecastSettings
 from .mix import Column, Effort, Limits, Mix, Switching, allowed, binding, cheapest, spread
 from .step_model import Slo
@@ -128,6 +129,8 @@ class Fleet:
     settings: FleetSettings
     rest_until_s: float = -math.inf
     """No replica leaves before: whoever begins with replicas that run has not seen what they were needed for."""
+    days: DayProfile = field(default_factory=DayProfile)
+    """Of the load, from before."""
     forecast: DemandForecast = field(init=False)
     limited: LimitKind | None = None
     """What kept the last addition from carrying its whole load; None: nothing, or there was none since the load fits."""
@@ -144,7 +147,7 @@ class Fleet:
     _overdue_s: int = 0
 
     def __post_init__(self) -> None:
-        self.forecast = DemandForecast(self.settings.forecast)
+        self.forecast = DemandForecast(self.settings.forecast, self.days)
 
     def begin(self, rates: Sequence[float], now_s: float = 0.0) -> dict[str, int]:
         """Replicas for a known first load."""

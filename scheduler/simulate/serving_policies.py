@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..autoscale.day_profile import BIN_S
 from ..autoscale.fleet import Cause, Decision, Fleet, FleetSettings, Observation
 from ..autoscale.mix import Column, Effort, Limits, cheapest
 from ..autoscale.step_model import Bucket, Slo, StepModel, in_flight
@@ -45,9 +46,9 @@ class Ours:
     ) -> Ours:
         fleet = Fleet(columns, limits, slo, settings)
         for at_s, rate in earlier:
-            # A window of ServeGen is ten minutes: both of the forecast's bins in it.
+            # A window of ServeGen is ten minutes: both of the profile's bins in it.
             for part in range(2):
-                fleet.forecast.remember(at_s + part * settings.forecast.season_bin_s, rate)
+                fleet.forecast.days.remember(at_s + part * BIN_S, rate)
         return cls(fleet)
 
     def begin(self, rates: Sequence[float], now_s: float = 0.0) -> Mapping[str, int]:

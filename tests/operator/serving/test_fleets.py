@@ -15,8 +15,10 @@ from busbar.kube.types import AcceleratorPool, ModelService
 from busbar.kube.types.service_status import ScaledBy, ScalingCause
 from busbar.operator.serving.fleet_input import Seen
 from busbar.operator.serving.fleets import Fleets, Plan
+from busbar.operator.serving.history import Load
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler.autoscale.columns import LimitKind, Row
+from busbar.scheduler.autoscale.day_profile import BIN_S, BINS, DayProfile
 from busbar.scheduler.explain.service_room import ServiceRoom
 
 SLO = {"ttftMilliseconds": 2000, "tpotMilliseconds": 100}
@@ -70,6 +72,7 @@ class World:
     reading: int = 0
     room: ServiceRoom | None = None
     """What quota, power and other work leave."""
+    days: DayProfile = field(default_factory=DayProfile)
 
     @property
     def service(self) -> ModelService:
@@ -110,6 +113,7 @@ class World:
             self.counted_s,
             self.now_s,
             room=self.room,
+            days=self.days,
         )
 
     def follow(self, target: dict[str, int]) -> None:
@@ -220,6 +224,22 @@ def test_an_operator_that_restarts_keeps_the_target_and_lets_nothing_leave_befor
     assert world.run(1, None).target == high
     assert world.run(280, 0.2 * rate).target == high
     assert world.run(600, 0.2 * rate).target == {"l4": 1}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_operator_that_restarts_forecasts_with_the_load_of_earlier_days_where_it_was_kept(
+    kept: bool,
+) -> None:
+    """A load that rises and falls within ten minutes, each day alike."""
+    before = DayProfile()
+    for bin_ in range(BINS):
+        before.remember(bin_ * BIN_S, 2.0 if bin_ % 2 else 6.0)
+    world = one(days=Load.of(before).profile() if kept else DayProfile())  # type: ignore[union-attr]
+    for _ in range(120):
+        plan = world.run(10, before.at(world.now_s))
+    assert plan.ahead is not None
+    assert (plan.ahead.method == "day") is kept
+    assert world.days.today, "this day counts for the next ones"
 
 
 def test_without_a_usable_speed_requests_in_flight_decide_and_the_message_says_why() -> None:

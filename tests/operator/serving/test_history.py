@@ -9,14 +9,16 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from pydantic import ValidationError
 from tests.operator.builders import SETTINGS
 
 from busbar.kube.client import KubeClient
 from busbar.kube.contracts.demand import TIME_EDGES_MS, Totals
 from busbar.kube.errors import ConnectionFailed, NotFound
-from busbar.operator.serving.history import HOUR_S, Counts, History, Spent, percentile_ms
+from busbar.operator.serving.history import HOUR_S, Counts, History, Load, Spent, percentile_ms
 from busbar.operator.serving.history_keeper import NAME, HistoryKeeper
 from busbar.operator.write import kept_object
+from busbar.scheduler.autoscale.day_profile import BIN_S, BINS, DayProfile
 
 NOON = 500_000 * HOUR_S + 10.0
 
@@ -140,6 +142,51 @@ async def test_another_process_goes_on_from_what_was_written_and_nothing_new_is_
     assert (histories["uid-web"].day(NOON).requests, histories["uid-web"].day(NOON).cost) == (7, 0.5)
     await some_time(second)
     assert server.writes == 2
+
+
+def test_the_load_by_time_of_day_goes_on_without_the_bin_that_is_not_over() -> None:
+    profile = DayProfile()
+    for step in range(3 * BINS):
+        profile.observe(NOON + step * BIN_S, 1 + step % BINS / 7)
+    history = History(load=Load.of(profile))
+    assert history.days.means.keys() == profile.means.keys()
+    assert all(history.days.at(s) == pytest.approx(profile.at(s), rel=1e-3) for s in range(0, 86_400, 77))
+    assert list(history.days.today) == list(profile.today)[:-1]
+    assert Load.of(DayProfile()) is None
+    assert Load.of(DayProfile(today={7: (2.0, 1)})) is None
+
+
+async def test_the_load_is_kept_with_its_service_and_written_when_a_bin_is_over() -> None:
+    server, history = Server(), History()
+    for step in range(20):
+        history.days.observe(NOON + step * 100, 3.0)
+    first = keeper(server, {"uid-web": history})
+    await some_time(first)
+    history.days.observe(NOON + 2000, 3.0)
+    await some_time(first)
+    assert server.writes == 1, "the bin is not over"
+    history.days.observe(NOON + 2100, 3.0)
+    await some_time(first)
+    assert server.writes == 2
+    histories: dict[str, History] = {}
+    await keeper(server, histories).load()
+    assert list(histories["uid-web"].days.today) == list(history.days.today)[:-1]
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        {"means": [1.0] * (BINS - 1), "days": [1] * BINS},
+        {"means": [-1.0] * BINS, "days": [1] * BINS},
+        {"means": [1.0] * BINS, "days": [0] * BINS},
+        {"means": [None] * BINS, "days": [1] * BINS},
+        {"means": [1.0] * BINS, "days": [8] * BINS},
+        {"means": [None] * BINS, "days": [0] * BINS, "today": [1.0] * (BINS + 1)},
+    ],
+)
+def test_a_load_that_nobody_wrote_is_refused(load: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        History.model_validate({"load": load})
 
 
 async def test_a_write_that_failed_is_done_again_and_without_a_gateway_nothing_is_kept(

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from busbar.scheduler.autoscale.demand_forecast import BIN_S, DAY_S, DemandForecast, ForecastSettings
+from busbar.scheduler.autoscale.day_profile import DAY_S
+from busbar.scheduler.autoscale.demand_forecast import BIN_S, DemandForecast, ForecastSettings
 from busbar.scheduler.errors import ServingModelError
 
 
@@ -47,7 +48,7 @@ def test_the_same_hour_of_earlier_days_is_learned() -> None:
     settings = ForecastSettings(horizon_s=600)
     forecast = DemandForecast(settings)
     for step in range(int(DAY_S / 300)):
-        forecast.remember(step * 300.0, day(step * 300.0))
+        forecast.days.remember(step * 300.0, day(step * 300.0))
     fed(day, 35_800, forecast)
     assert forecast.forecast(35_800).upper >= 10
     made = forecast._methods(35_800)
