@@ -63,7 +63,7 @@ from busbar.operator.tenancy.budget_holds import BudgetHolds
 from busbar.operator.tenancy.reconcile import TenantView, release, revoke
 from busbar.operator.tenancy.reconcile import reconcile as reconcile_tenant
 from busbar.operator.training.deadline import news as deadline_news
-from busbar.operator.training.degraded import news as degraded_news
+from busbar.operator.training.health import news as health_news
 from busbar.operator.training.reconcile import reconcile as reconcile_job
 from busbar.operator.training.view import JobView, holders, waits_for_its_turn
 from busbar.operator.watch.caches import Caches
@@ -204,7 +204,7 @@ class Handlers:
             finally:
                 self._promised.pods.pop(key, None)
             self._written_at[key] = time.monotonic()
-            for told in (deadline_news(status, update.status), degraded_news(status, update.status)):
+            for told in (deadline_news(status, update.status), *health_news(status, update.status)):
                 if told is not None:
                     self._writer.notice(TRAINING_JOBS, job, *told)
             if update.status.admission is None:

@@ -125,6 +125,10 @@ class WorkloadKind(StrEnum):
     SERVING = "serving"
 
 
+DOES_NOT_FIT = "does-not-fit"
+"""`TrainingStatus.error_code` of a job whose plan needs more memory or disk than there is."""
+
+
 class TrainingState(StrEnum):
     PREPARING = "Preparing"
     TRAINING = "Training"
@@ -252,6 +256,8 @@ class TrainingStatus(WireModel):
     kind: WorkloadKind = WorkloadKind.TRAINING
     phase: TrainingState = TrainingState.PREPARING
     message: str = Field(default="", max_length=1024)
+    error_code: Annotated[str, Field(max_length=63)] | None = None
+    """A stable word for the error that ended it (`workloads/training/errors.py`); None: another one, or none."""
     step: int = 0
     total_steps: int = 0
     loss: float | None = None

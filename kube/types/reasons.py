@@ -32,6 +32,8 @@ class ConditionType(StrEnum):
     """A service lacks nodes, or names a type that no pool has; absent until it first does."""
     DEGRADED = "Degraded"
     """One pod of a gang is so slow that the others wait for it; absent until one is."""
+    PLAN_FITS = "PlanFits"
+    """An engine's job uses the memory that its plan said; False: more, or the engine has refused the plan. Absent: not known."""
     KV_SHARES_KEPT = "KvSharesKept"
     """False: a replica cannot keep the shares of its KV cache that `spec.access` asks for. Absent: all do."""
 
@@ -58,6 +60,9 @@ class Reason(StrEnum):
     DEADLINE_MISSED = "DeadlineMissed"
     GANG_INCOMPLETE = "GangIncomplete"
     SLOW_POD = "SlowPod"
+    PLAN_KEPT = "PlanKept"
+    PLAN_EXCEEDED = "PlanExceeded"
+    PLAN_REFUSED = "PlanRefused"
     POD_REPLACED = "PodReplaced"
     """A pod of a gang was lost, and another one takes its place, with its state from the memory of the others."""
     PODS_REFUSED = "PodsRefused"

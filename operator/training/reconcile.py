@@ -35,7 +35,7 @@ from busbar.operator.decisions import Admit, Deadline, Decision, Forecast, Lift,
 from busbar.operator.pods import manifests
 from busbar.operator.training.attempt_end import attempt_over, fail, finished
 from busbar.operator.training.deadline import with_deadline
-from busbar.operator.training.degraded import with_degraded
+from busbar.operator.training.health import with_degraded
 from busbar.operator.training.release import begin_release, releasing, stuck_pod
 from busbar.operator.training.reservation import with_reservation
 from busbar.operator.training.start_forecast import started, with_forecast, withdrawn

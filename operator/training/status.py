@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from busbar.kube.contracts.workload import TrainingStatus
 from busbar.kube.types import TrainingPhase
+from busbar.kube.types.reasons import ConditionType
 from busbar.kube.types.training_job import (
     Admission,
     TrainingJobStatus,
@@ -14,6 +15,7 @@ from busbar.operator.pods.engine_image import EngineImage, check
 from busbar.operator.pods.readings import from_termination_message
 from busbar.operator.profiles.table import rates_of, workload
 from busbar.operator.training.deadline import ended
+from busbar.operator.training.health import with_plan_fits
 from busbar.operator.training.progress import merge_reading
 from busbar.operator.training.view import JobView
 from busbar.operator.watch.projections import Pod
@@ -45,9 +47,9 @@ def in_phase(
     if outcome is not None:
         fields["deadline"] = outcome
     if not same or not status.conditions:
-        fields["conditions"] = conditions(
-            status.conditions, job_conditions(phase), reason, message, generation, view.now
-        )
+        made = conditions(status.conditions, job_conditions(phase), reason, message, generation, view.now)
+        lasting = [c for c in status.conditions or () if c.type == ConditionType.PLAN_FITS]
+        fields["conditions"] = [*made, *lasting]
     return status.model_copy(update=fields)
 
 
@@ -110,7 +112,7 @@ def with_readings(view: JobView, status: TrainingJobStatus, current: dict[int, P
 
 
 def _merged(view: JobView, status: TrainingJobStatus, reading: TrainingStatus) -> TrainingJobStatus:
-    merged = merge_reading(status, reading, view.now, view.slack)
+    merged = with_plan_fits(view, merge_reading(status, reading, view.now, view.slack), reading)
     spec = view.job.spec
     if merged.checkpoint is None or spec.output is None:
         return merged

@@ -21,6 +21,7 @@ from tests.training.small import TEXTS, engine, manifest
 from tests.training.test_status_server import BEARERS, COMMAND, TOKEN
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from busbar.kube.contracts.workload import DOES_NOT_FIT
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.control import Control
 from busbar.workloads.training.environment import run_from_manifest
@@ -207,5 +208,6 @@ def test_a_plan_that_does_not_fit_is_refused_before_allocation(
     assert run(job, status, Control(), Lines("small", io.StringIO())) == 2
     message = status.to_json()["message"]
     assert status.phase == "Failed"
+    assert status.to_json()["errorCode"] == DOES_NOT_FIT
     assert "Nothing was allocated" in message
     assert "deviceMemory: at least" in message

@@ -25,7 +25,7 @@ def main() -> int:
         job = run_from_pod(os.environ)
     except TrainingError as problem:
         print(f"error: {problem}", file=sys.stderr, flush=True)
-        status.update(phase="Failed", message=str(problem))
+        status.update(phase="Failed", message=str(problem), errorCode=problem.code)
         status.write_termination_message(Path(TERMINATION_LOG))
         return INVALID
     fix_threads(job.threads)

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from busbar.kube.contracts.workload import DOES_NOT_FIT
+
 
 class TrainingError(Exception):
     """Base of all errors that the engine raises on purpose."""
@@ -39,7 +41,7 @@ class InvalidJob(TrainingError):
 class InfeasiblePlan(TrainingError):
     """The plan exceeds a limit of memory or disk. Nothing has been allocated."""
 
-    code = "does-not-fit"
+    code = DOES_NOT_FIT
 
     def __init__(self, why: str, fixes: Sequence[str]) -> None:
         self.why, self.fixes = why, tuple(fixes)

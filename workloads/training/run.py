@@ -118,7 +118,7 @@ def attempt(run: Run, status: Status, control: Control, reporter: Reporter) -> t
         code = STOPPED
     except TrainingError as problem:
         reporter.note(f"error: {problem}")
-        status.update(phase="Failed", message=str(problem))
+        status.update(phase="Failed", message=str(problem), errorCode=problem.code)
         again = isinstance(problem, _AGAIN) and not isinstance(problem, Diverged)
         code = FAILED if again else INVALID
     except Exception as problem:
