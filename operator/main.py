@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from asyncio import sslproto
 
 from busbar.kube import logs
 from busbar.kube.errors import ConfigError, SettingsError
@@ -22,6 +23,7 @@ from busbar.kube.login import find_login
 from busbar.operator.settings import load
 
 END_S = 10.0
+TLS_RECORD_BYTES = 16 * 1024
 COLLECT_AT = (20_000, 20, 20)
 """Python's collector of cycles runs after so many new objects, and looks at older ones each 20th time.
 
@@ -34,6 +36,14 @@ def end_soon() -> None:
     timer = threading.Timer(END_S, os._exit, (0,))
     timer.daemon = True
     timer.start()
+
+
+def read_records() -> None:
+    """Reads what comes encrypted into buffers of one TLS record, which a read returns no more than.
+
+    asyncio asks for 256 KiB each time, which is taken from the system and given back to it, and keeps as much per connection.
+    """
+    sslproto.SSLProtocol.max_size = TLS_RECORD_BYTES
 
 
 def collect_seldom() -> None:
@@ -56,6 +66,7 @@ def main() -> None:
     from busbar.operator.app import Operator, lead
 
     collect_seldom()
+    read_records()
     started_at = time.time()
 
     async def run() -> None:

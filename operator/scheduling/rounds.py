@@ -28,6 +28,7 @@ carried out, and the next round starts without a memo. ``busbar_refused_plans_to
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections import Counter
@@ -366,6 +367,9 @@ class Rounds:
         """
         disturbs = True
         if full or self._last is None:
+            # A plan makes everything old that is there (`planner`), also the cycles that each of Kopf's events is, if they
+            # are there still: then they stay until the collector looks at all there is, which is never.
+            gc.collect(1)
             made, self._memo = plan(snapshot, self._policy, now, self._memo)
             self._checker = Checker()  # counts everything again
         else:

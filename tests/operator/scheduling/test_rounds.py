@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from datetime import datetime
 from types import SimpleNamespace
@@ -84,6 +85,19 @@ async def test_between_full_plans_only_what_changed_is_answered() -> None:
     kept = third.record(JobId("wide"))
     assert kept is not None
     assert kept.round == third.id
+
+
+class _Cycle:
+    """As Kopf's events are: only the collector of cycles finds it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+async def test_a_plan_lets_no_cycle_grow_old() -> None:
+    rounds, gone = _rounds(), weakref.ref(_Cycle())
+    rounds._decide(_cluster(_job("wide", 16)), NOW, full=True)
+    assert gone() is None
 
 
 def test_a_move_counts_as_a_preemption_if_it_is_for_another_job() -> None:
