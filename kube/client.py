@@ -180,7 +180,7 @@ class KubeClient:
                     buffer = bytearray(rest)
                     for line in lines:
                         if line.strip():
-                            yield from_json(line, cache_strings="keys")
+                            yield from_json(line, cache_strings="all")
         except ValueError as error:
             raise ConnectionFailed(f"{what}: cut in the middle of an event: {error}") from error
 
@@ -464,6 +464,6 @@ async def _body(response: aiohttp.ClientResponse) -> object:
     if not raw:
         return {}
     try:
-        return from_json(raw, cache_strings="keys")
+        return from_json(raw, cache_strings="all")
     except ValueError:
         return raw.decode(errors="replace")

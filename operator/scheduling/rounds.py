@@ -81,6 +81,7 @@ log = logging.getLogger(__name__)
 
 
 FAULTS_LOGGED = 5  # of a refused plan, in the log
+WHOLE_COLLECTION = 6  # so many full plans; about a minute
 
 RELEASE_REASONS = {
     ActionKind.PREEMPT: "Preempted",
@@ -179,6 +180,7 @@ class Rounds:
         self._gave: set[str] = set()
         """Actions of the last plan that make room for replicas of services."""
         self._planned = True  # False: the last attempt to plan failed
+        self._plans = 0
         self._explained: dict[str, tuple[str, str, float]] = {}
         self._waiting = False
         self.took_s = 0.0  # the last round, from the snapshot to its decisions
@@ -367,9 +369,7 @@ class Rounds:
         """
         disturbs = True
         if full or self._last is None:
-            # A plan makes everything old that is there (`planner`), also the cycles that each of Kopf's events is, if they
-            # are there still: then they stay until the collector looks at all there is, which is never.
-            gc.collect(1)
+            self._collect()
             made, self._memo = plan(snapshot, self._policy, now, self._memo)
             self._checker = Checker()  # counts everything again
         else:
@@ -389,6 +389,13 @@ class Rounds:
             log.warning("planned without the solver: %s", made.solver_error)
         self._last = (snapshot, made)
         return made
+
+    def _collect(self) -> None:
+        """Collects the cycles that each of Kopf's events is, before a plan makes everything old that is there (`planner`):
+        old ones the collector never looks at by itself. Those of the time in which plans were made are found each sixth time.
+        """
+        self._plans += 1
+        gc.collect(1 if self._plans % WHOLE_COLLECTION else 2)
 
     def _faults(self, snapshot: Snapshot, made: Plan) -> list[str]:
         """The faults that the independent checker finds in the plan."""
