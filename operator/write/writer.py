@@ -47,6 +47,8 @@ _WARNINGS = frozenset(
         "RetryLimitReached",
         "GangIncomplete",
         "PodReplaced",
+        "PlanExceeded",
+        "PlanRefused",
         "PodsRefused",
         "BudgetWarning",
         "BudgetSpent",

@@ -1,8 +1,8 @@
 """How a service's load usually goes over a day: its mean rate by time of day, over the last days. It lasts over restarts.
 
 Rates go into bins of `BIN_S` seconds. A bin counts as one of an earlier day once it is half a day old; until then it says
-nothing about its time of day, since what is forecast may be in it. Each of the last `DAYS` days counts the same, the
-ones before fade.
+nothing about its time of day, since what is forecast may be in it. Of the first `DAYS` days each counts the same; after
+them each new one makes a `DAYS`-th of the mean.
 """
 
 from __future__ import annotations
