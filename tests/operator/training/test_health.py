@@ -123,11 +123,11 @@ def fits(status: TrainingJobStatus) -> Condition | None:
     ("host", "device", "holds"),
     [
         ({"start": (800, 900), "step": (1000, None)}, None, "True"),  # above its phase, below the plan
-        ({"start": (800, 790), "step": (1000, 1049)}, None, "True"),
-        ({"start": (800, 790), "step": (1000, 1051)}, None, "False"),
-        ({"step": (100, 131)}, None, "True"),  # of little, what a heap keeps
-        ({"step": (100, 133)}, None, "False"),
-        ({"step": (1000, 900)}, (2000, 2101), "False"),
+        ({"start": (800, 790), "step": (4000, 4199)}, None, "True"),
+        ({"start": (800, 790), "step": (4000, 4201)}, None, "False"),
+        ({"step": (100, 227)}, None, "True"),  # of little, what a heap keeps
+        ({"step": (100, 229)}, None, "False"),
+        ({"step": (1000, 900)}, (4000, 4201), "False"),
         ({"step": (1000, 900)}, (2000, 2000), "True"),
     ],
 )
