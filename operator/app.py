@@ -140,7 +140,7 @@ class Operator:
         )
         self.handlers.power.lessor.left_s = self.fence.left_s
         self.checkpoints = CheckpointKeeper(self._plain, self.client, self.handlers.energy, settings)
-        self.days = HistoryKeeper(self._plain, self.client, self.handlers.histories, settings)
+        self.days = HistoryKeeper(self._plain, self.client, self.handlers.targets.histories, settings)
         self.meters = Meters(
             lambda: list(self.caches.power_domains.items.values()),
             self._meter_secret,
@@ -158,7 +158,7 @@ class Operator:
                 [r for r in settings.pod_cidrs.split(",") if r],
                 self.prober.serving,
                 lambda namespace: self.handlers.holds.of_namespace(namespace).stops,
-                self.handlers.shares_of,
+                self.handlers.targets.shares_of,
             )
         )
         self.server = Server(
@@ -168,7 +168,7 @@ class Operator:
             self.feed,
             self.snapshot,
             self.previews.of,
-            self.handlers.service_plan,
+            self.handlers.targets.service_plan,
             self.handlers.power,
             self.problems,
             lambda: self.synced,

@@ -8,15 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import replace
 
-from busbar.kube.contracts.service_plan import ServicePlanAnswer, ServicePlanRequest
 from busbar.kube.contracts.workload import CHECKPOINT_PATH, DRAIN_PATH, SLEEP_PATH, WAKE_PATH
 from busbar.kube.errors import BadRequest, Forbidden, Invalid
 from busbar.kube.informer import Key
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS
-from busbar.kube.types import ModelService, Tenant, TrainingJob, TrainingPhase
+from busbar.kube.types import Tenant, TrainingJob, TrainingPhase
 from busbar.kube.types.reasons import Reason
 from busbar.kube.types.tenant import TenantUsage
 from busbar.kube.types.training_job import TrainingJobStatus, Usage
@@ -26,10 +23,8 @@ from busbar.operator.accounting.allocations import (
     PoolRemarks,
     TenantAllocation,
 )
-from busbar.operator.accounting.budgets import budgets_left
 from busbar.operator.decisions import Admit, Deadline, Decision, Forecast, Reserved, Wait
 from busbar.operator.energy.ledger import Ledger
-from busbar.operator.errors import Busy
 from busbar.operator.metrics import Metrics
 from busbar.operator.pods.foreign_pods import admit_pod, is_claim, lacking, release_job
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING, Rendering
@@ -42,23 +37,18 @@ from busbar.operator.pools.reconcile import reconcile as reconcile_pool
 from busbar.operator.power.keeper import PowerKeeper
 from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.profiles.keeper import ProfileKeeper
-from busbar.operator.profiles.table import Workload, rates_of
+from busbar.operator.profiles.table import rates_of
 from busbar.operator.queue.controller import Controller, Item
 from busbar.operator.scheduling.rounds import Rounds
 from busbar.operator.serving.demand import DemandReader
-from busbar.operator.serving.fleet_input import Seen
-from busbar.operator.serving.fleets import Fleets, Plan
-from busbar.operator.serving.history import Counts, History, Spent
+from busbar.operator.serving.latency_targets import LatencyTargets
 from busbar.operator.serving.metrics import Scaled, ScalingMetrics
 from busbar.operator.serving.names import holders as name_holders
 from busbar.operator.serving.reconcile import reconcile as reconcile_service
 from busbar.operator.serving.replicas import wanted_indexes
-from busbar.operator.serving.room import RoomReader
-from busbar.operator.serving.service_plan import refused, service_plan
-from busbar.operator.serving.shares import Shares
 from busbar.operator.serving.view import ServiceView, model_uri
 from busbar.operator.settings import Settings
-from busbar.operator.steady_clock import CLOCK, utc_now
+from busbar.operator.steady_clock import utc_now
 from busbar.operator.tenancy.budget_holds import BudgetHolds
 from busbar.operator.tenancy.reconcile import TenantView, release, revoke
 from busbar.operator.tenancy.reconcile import reconcile as reconcile_tenant
@@ -67,7 +57,6 @@ from busbar.operator.training.health import news as health_news
 from busbar.operator.training.reconcile import reconcile as reconcile_job
 from busbar.operator.training.view import JobView, holders, waits_for_its_turn
 from busbar.operator.watch.caches import Caches
-from busbar.operator.watch.projections import Pod
 from busbar.operator.write.actions import Action, Create
 from busbar.operator.write.events import Notice
 from busbar.operator.write.pace import paced
@@ -79,8 +68,6 @@ log = logging.getLogger(__name__)
 
 ENDING_S = 2.0
 """After so long a namespace whose pods end is looked at again."""
-MOST_PLANS = 4
-"""Plans of services for stated loads that are computed at a time."""
 POD_ROOM_S = 5.0
 """For so long a count of a namespace's pods serves jobs that are not about to be admitted."""
 
@@ -115,14 +102,10 @@ class Handlers:
         self._without_tenant: set[str] = set()
         """Namespaces that were seen without a Tenant."""
         self._scaling: dict[str, ScalingState] = {}  # by uid
-        self._fleets = Fleets()
-        self.histories: dict[str, History] = {}
-        """The services' last day, by uid."""
-        self._room = RoomReader()
-        self._plans_asked = 0
-        self.clock: Callable[[], float] = CLOCK.now_s
-        """Seconds by which services are scaled; another one in tests."""
         self._scales = ScalingMetrics(metrics.registry)
+        self.targets = LatencyTargets(
+            caches, demand, lambda: rounds.outcome, self._scales, settings.gateway_url != ""
+        )
         self._refused: dict[tuple[str, Key], str] = {}  # why the API server refused pods of (kind, key)
         self._promised = Promised()
         self.holds = BudgetHolds(caches, controller, rounds.wake)
@@ -247,9 +230,7 @@ class Handlers:
         if service is None:
             known = {s.metadata.uid for s in self._caches.services.items.values()}
             self._scaling = {uid: state for uid, state in self._scaling.items() if uid in known}
-            self._fleets.keep(known)
-            for uid in self.histories.keys() - known:
-                del self.histories[uid]
+            self.targets.keep(known)
             self._scales.gone(key)
             self._refused.pop((KIND_SERVICE, key), None)
             self._refused_until.pop(key, None)
@@ -280,8 +261,8 @@ class Handlers:
                 if not answered
             ),
             scaling=self._scaling.get(service.metadata.uid),
-            plan=await self._latency_plan(key, service, own, model.made_by),
-            day=self._day(key, service) if self._settings.gateway_url else None,
+            plan=await self.targets.plan(key, service, own, model.made_by),
+            day=self.targets.day(key, service),
             watts=self.energy.service_watts(service.metadata.uid),
             refused=refused,
             held_back=self._rounds.held_back.get(Item("ModelService", key), ""),
@@ -307,93 +288,11 @@ class Handlers:
             if update.scaled is not None and update.status is not None
             else None
         )
-        self._scales.show(key, view.plan, scaled, own if told else (), self.clock())
+        self._scales.show(key, view.plan, scaled, own if told else (), self.targets.clock())
         await self._carry_out(KIND_SERVICE, key, update.actions)
         for reason, message in update.notices:
             self._writer.notice(MODEL_SERVICES, service, reason, message)
         return update.again_s
-
-    def _day(self, key: Key, service: ModelService) -> Counts:
-        """What came and was spent in the last 24 hours, with what is known now."""
-        history, now_s = self._history(service), utc_now().timestamp()
-        demand, usage = self._demand.of(key), service.status.usage if service.status is not None else None
-        if demand is not None and demand.totals is not None:
-            history.answered(demand.totals, now_s)
-        if usage is not None:
-            history.used(Spent(cost=usage.cost, joules=usage.energy_joules or 0.0), now_s)
-        return history.day(now_s)
-
-    def _history(self, service: ModelService) -> History:
-        return self.histories.setdefault(service.metadata.uid, History())
-
-    async def _latency_plan(
-        self, key: Key, service: ModelService, own: tuple[Pod, ...], made_by: Workload | None
-    ) -> Plan | None:
-        """What the service's latency target says; the solver runs beside the event loop."""
-        if service.spec.slo is None:
-            self._fleets.without_target(service.metadata.uid)
-            return None
-        seen = self._seen(key, service, own, made_by)
-        return await asyncio.to_thread(self._planned, seen, self._rounds.outcome)
-
-    def _planned(self, seen: Seen, snapshot: Snapshot | None) -> Plan:
-        """In a thread: `ServiceRooms` looks at every job."""
-        with self._scales.solving.time():
-            return self._fleets.plan(self._with_room(seen, snapshot))
-
-    def _with_room(self, seen: Seen, snapshot: Snapshot | None) -> Seen:
-        """With what quota, budgets, power and other work leave to the service."""
-        tenant = self._caches.tenant_of.get(seen.service.metadata.namespace or "", "")
-        names = [pool.metadata.name for pool in seen.pools]
-        owner = self._caches.tenants.items.get(Key("", tenant))
-        budgets = budgets_left(owner, utc_now()) if owner is not None else ()
-        room = self._room.of(snapshot, seen.service, tenant, names, budgets)
-        return replace(seen, room=room)
-
-    def shares_of(self, uid: str) -> Shares:
-        """Where each class of a service's prompts shall go, by pool."""
-        return self._fleets.shares(uid)
-
-    async def service_plan(self, asked: ServicePlanRequest) -> ServicePlanAnswer:
-        """The cheapest replicas of a service for a stated load. Raises Busy."""
-        key = Key(asked.namespace, asked.name)
-        service = self._caches.services.items.get(key)
-        if service is None:
-            return refused(asked, "The operator has not seen the service yet; try again.")
-        if self._plans_asked >= MOST_PLANS:
-            raise Busy("other plans are being computed; try again in a few seconds")
-        self._plans_asked += 1
-        try:
-            made_by = model_uri(service, self._caches.jobs.items.values()).made_by
-            seen, snapshot = self._seen(key, service, (), made_by), self._rounds.outcome
-            sizes, trust = self._fleets.outlook(service.metadata.uid, seen.demand)
-            return await asyncio.to_thread(
-                lambda: service_plan(self._with_room(seen, snapshot), sizes, trust, asked)
-            )
-        finally:
-            self._plans_asked -= 1
-
-    def _seen(self, key: Key, service: ModelService, own: tuple[Pod, ...], made_by: Workload | None) -> Seen:
-        tenant = self._caches.tenant_of.get(key.namespace, "")
-        types = service.spec.accelerators
-        return Seen(
-            service=service,
-            pods=own,
-            pools=tuple(
-                pool
-                for pool in self._caches.pools.items.values()
-                if (types is None or pool.spec.accelerator in types)
-                and (pool.spec.tenants is None or tenant in pool.spec.tenants)
-            ),
-            profiles=tuple(self._caches.profiles.items.values()),
-            demand=self._demand.of(key) if self._settings.gateway_url else None,
-            reading=self._demand.reading,
-            counted_s=self._demand.counted_s,
-            now_s=self.clock(),
-            off=service.spec.suspend or not tenant,
-            made_by=made_by,
-            days=self._history(service).days,
-        )
 
     async def _carry_out(self, kind: str, key: Key, actions: tuple[Action, ...]) -> None:
         """Remembers why pods were refused, so that the next reconcile can write it into the status."""

@@ -88,11 +88,12 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """Within this context the cyclic garbage collector rests. A plan makes millions of objects that live until it is done;
-    looking through all of them again and again costs a sixth of its time and finds nothing.
+        looking through all of them again and again costs a sixth of its time and finds nothing.
 
-    What a plan leaves has no cycles (`Round.end`). So it counts as old at once, which spares the collector from looking
-    through it when it runs again: a tenth of a large plan's time. (What the caller had frozen, imported modules for example,
-    is looked through again from then on, with all that is old, which is seldom.)
+        What a plan leaves has no cycles (`Round.end`). So it counts as old at once, which spares the collector from looking
+        through it when it runs again: a tenth of a large plan's time. (What the caller had frozen, imported modules for example,
+        is looked through again from then on, with all that is old, which is seldom.) Cycles that are young when it begins grow old,
+    too: a caller whose process makes them collects them before.
     """
     enabled = gc.isenabled()
     gc.disable()

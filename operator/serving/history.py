@@ -122,30 +122,30 @@ class History(BaseModel):
     spent: Spent | None = None
     """At the last look."""
     load: Load | None = None
-    """As it was read; `days` goes on from there."""
-    _days: DayProfile = PrivateAttr(default_factory=DayProfile)
+    """As it was read; `profile` goes on from there."""
+    _profile: DayProfile = PrivateAttr(default_factory=DayProfile)
     _last: Totals | None = None
     _past: tuple[int, Counts] | None = None
     """Of an hour, the sum of those before it that are in its day."""
 
     def model_post_init(self, context: object, /) -> None:
         if self.load is not None:
-            self._days = self.load.profile()
+            self._profile = self.load.profile()
 
     @property
-    def days(self) -> DayProfile:
+    def profile(self) -> DayProfile:
         """Of the load; the service's forecast adds to it."""
-        return self._days
+        return self._profile
 
     def copied(self) -> History:
         """For another thread to read."""
         found = History.model_construct(hours=[hour.model_copy() for hour in self.hours], spent=self.spent)
-        found._days = DayProfile(self._days.means.copy(), self._days.today.copy())
+        found._profile = DayProfile(self._profile.means.copy(), self._profile.today.copy())
         return found
 
     def kept(self, oldest: int) -> History | None:
         """What another process goes on from; None where there is nothing to keep since the hour `oldest`."""
-        load = Load.of(self._days)
+        load = Load.of(self._profile)
         if self.spent is None and load is None and all(hour.number < oldest for hour in self.hours):
             return None
         return History.model_construct(hours=self.hours, spent=self.spent, load=load)

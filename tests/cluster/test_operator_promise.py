@@ -54,7 +54,7 @@ class Load:
     """Requests per second of one replica, as the status says."""
 
     def begin(self) -> None:
-        self.operator.demand.clock = self.operator.handlers.clock = lambda: self.now_s
+        self.operator.demand.clock = self.operator.handlers.targets.clock = lambda: self.now_s
 
     def tick(self, rate: float, seconds: float = 1.0) -> None:
         """Some time, and the gateway's answer after it."""
@@ -186,12 +186,12 @@ async def test_of_two_types_the_cheaper_is_claimed_and_where_it_has_no_room_the_
         assert (rows[other]["desired"], rows[other]["ready"], rows[other]["accelerator"]) == (2, 2, "cpu-b")
         assert rows[cluster.namespace]["ready"] >= 2
         asked = ServicePlanRequest(namespace=cluster.namespace, name="web", rate=1.5 * load.each)
-        plan = await load.operator.handlers.service_plan(asked)
+        plan = await load.operator.handlers.targets.service_plan(asked)
         assert plan.possible, plan.reason
         assert {pool.pool for pool in plan.pools} == {cluster.namespace, other}
         assert sum(pool.replicas for pool in plan.pools) >= 2
         uid = load.operator.handlers._caches.services.items[Key(cluster.namespace, "web")].metadata.uid
-        shares = load.operator.handlers.shares_of(uid)[2]
+        shares = load.operator.handlers.targets.shares_of(uid)[2]
         assert (set(shares), round(sum(shares.values()), 6)) == ({cluster.namespace, other}, 1.0)
         target = {"spec": {"scaling": {"external": {cluster.namespace: 1, other: 1}}}}
         await cluster.client.patch(MODEL_SERVICES, "web", target, cluster.namespace)

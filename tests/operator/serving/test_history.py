@@ -149,9 +149,9 @@ def test_the_load_by_time_of_day_goes_on_without_the_bin_that_is_not_over() -> N
     for step in range(3 * BINS):
         profile.observe(NOON + step * BIN_S, 1 + step % BINS / 7)
     history = History(load=Load.of(profile))
-    assert history.days.means.keys() == profile.means.keys()
-    assert all(history.days.at(s) == pytest.approx(profile.at(s), rel=1e-3) for s in range(0, 86_400, 77))
-    assert list(history.days.today) == list(profile.today)[:-1]
+    assert history.profile.means.keys() == profile.means.keys()
+    assert all(history.profile.at(s) == pytest.approx(profile.at(s), rel=1e-3) for s in range(0, 86_400, 77))
+    assert list(history.profile.today) == list(profile.today)[:-1]
     assert Load.of(DayProfile()) is None
     assert Load.of(DayProfile(today={7: (2.0, 1)})) is None
 
@@ -159,18 +159,18 @@ def test_the_load_by_time_of_day_goes_on_without_the_bin_that_is_not_over() -> N
 async def test_the_load_is_kept_with_its_service_and_written_when_a_bin_is_over() -> None:
     server, history = Server(), History()
     for step in range(20):
-        history.days.observe(NOON + step * 100, 3.0)
+        history.profile.observe(NOON + step * 100, 3.0)
     first = keeper(server, {"uid-web": history})
     await some_time(first)
-    history.days.observe(NOON + 2000, 3.0)
+    history.profile.observe(NOON + 2000, 3.0)
     await some_time(first)
     assert server.writes == 1, "the bin is not over"
-    history.days.observe(NOON + 2100, 3.0)
+    history.profile.observe(NOON + 2100, 3.0)
     await some_time(first)
     assert server.writes == 2
     histories: dict[str, History] = {}
     await keeper(server, histories).load()
-    assert list(histories["uid-web"].days.today) == list(history.days.today)[:-1]
+    assert list(histories["uid-web"].profile.today) == list(history.profile.today)[:-1]
 
 
 @pytest.mark.parametrize(
