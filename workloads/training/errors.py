@@ -19,8 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from busbar.kube.contracts.workload import DOES_NOT_FIT
-
 
 class TrainingError(Exception):
     """Base of all errors that the engine raises on purpose."""
@@ -41,7 +39,8 @@ class InvalidJob(TrainingError):
 class InfeasiblePlan(TrainingError):
     """The plan exceeds a limit of memory or disk. Nothing has been allocated."""
 
-    code = DOES_NOT_FIT
+    code = "does-not-fit"
+    """The contract's `DOES_NOT_FIT`, in a literal: the engine's core runs where only torch is installed."""
 
     def __init__(self, why: str, fixes: Sequence[str]) -> None:
         self.why, self.fixes = why, tuple(fixes)
