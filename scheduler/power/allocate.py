@@ -17,7 +17,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from .telemetry import UNKNOWN_CURVE, Curves, NodePower, Phase, PhaseLoad
+from .telemetry import UNKNOWN_CURVE, CapCurve, Curves, NodePower, Phase, PhaseLoad
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -109,12 +109,14 @@ class _Load:
     share: Floats
     wanted_w: Floats
     stretch_s: Floats
+    curves: dict[int, CapCurve]
+    """Of nodes that have one of their own."""
 
 
 def _loads(demands: Sequence[Demand]) -> dict[Phase, _Load]:
     """Of every node, the share of time in each phase, the watts that a board wants in it, and how long it lasts."""
     count = len(demands)
-    found = {phase: _Load(np.zeros(count), np.ones(count), np.zeros(count)) for phase in Phase}
+    found = {phase: _Load(np.zeros(count), np.ones(count), np.zeros(count), {}) for phase in Phase}
     for row, demand in enumerate(demands):
         for load in demand.phases:
             if load.share > 0:
@@ -123,6 +125,8 @@ def _loads(demands: Sequence[Demand]) -> dict[Phase, _Load]:
                 of.wanted_w[row] = (of.wanted_w[row] * of.share[row] + load.board_w * load.share) / total
                 of.share[row] = total
                 of.stretch_s[row] = max(of.stretch_s[row], load.stretch_s)
+                if load.curve is not None:
+                    of.curves[row] = load.curve
     return found
 
 
@@ -163,6 +167,8 @@ def _under_limits(loads: Mapping[Phase, _Load], limits: Floats, curves: Curves) 
         curve = np.array(curves.get(phase, UNKNOWN_CURVE).points)
         fraction = np.minimum(limits / np.maximum(load.wanted_w, 1e-9), 1.0)
         slow = np.interp(fraction, curve[:, 0], curve[:, 1])
+        for own, columns in _by_curve(load.curves):
+            slow[:, columns] = _slow(own, limits[:, columns], load.wanted_w[columns], limits[-1, columns])
         if phase is Phase.DECODE:
             decode_slow = slow
             continue
@@ -177,6 +183,26 @@ def _under_limits(loads: Mapping[Phase, _Load], limits: Floats, curves: Curves) 
     whole = np.where(serves, decode, 1.0)
     slower = decode_slow * whole / np.maximum(whole - lost, LEAST_DECODE * whole) - 1
     return _Under(np.where(serves, slower, lost), first, drawn_w)
+
+
+def _by_curve(curves: Mapping[int, CapCurve]) -> list[tuple[CapCurve, list[int]]]:
+    """Each curve with the rows that have it."""
+    rows: dict[int, tuple[CapCurve, list[int]]] = {}
+    for row, curve in curves.items():
+        rows.setdefault(id(curve), (curve, []))[1].append(row)
+    return list(rows.values())
+
+
+def _slow(curve: CapCurve, limits: Floats, wanted_w: Floats, most_w: Floats) -> Floats:
+    """How much slower under each limit than without one.
+
+    The curve counts from what the boards draw at most. Limits above what they want now cost nothing: it may be less,
+    because a job's own cap holds, or because the work waits for something else.
+    """
+    points, most_w = np.array(curve.points), np.maximum(most_w, 1e-9)
+    under = np.interp(np.minimum(limits, wanted_w) / most_w, points[:, 0], points[:, 1])
+    slow: Floats = under / np.interp(wanted_w / most_w, points[:, 0], points[:, 1])
+    return slow
 
 
 def _held_part(prefill: _Load, excess_w: Floats, passes_j: Floats) -> Floats:

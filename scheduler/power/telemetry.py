@@ -86,6 +86,8 @@ class PhaseLoad:
     """What a board draws in this phase without a limit."""
     stretch_s: float = 0.0
     """How long the node stays in the phase in one go, in the mean and without a limit; 0: unknown."""
+    curve: CapCurve | None = None
+    """What limits cost here, by the part of what a board draws at most; None: what they cost in this phase everywhere."""
 
 
 @dataclass(frozen=True, slots=True)

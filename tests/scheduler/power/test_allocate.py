@@ -97,6 +97,25 @@ def test_training_loses_what_it_does_not_do_and_serving_the_part_by_which_reques
     assert serves == pytest.approx(4 - 1)
 
 
+def test_a_curve_of_ones_own_counts_from_what_boards_draw_at_most_and_beside_others() -> None:
+    own = CapCurve(((0.25, 1.0), (0.5, 1.0), (1.0, 1.0)))
+    steep = CapCurve(((0.25, 8.0), (1.0, 1.0)))
+    loads = [PhaseLoad(Phase.TRAINING, 1.0, 400.0, curve=curve) for curve in (own, steep, None, steep)]
+    demands = [Demand(node("a"), (load,), 0.0, False) for load in loads]
+    found = segments(demands, {Phase.TRAINING: CapCurve(((0.25, 4.0), (1.0, 1.0)))})
+    lost = (found.saved * found.watts).sum(axis=1)
+    assert lost == pytest.approx([0.0, 1 - 1 / 8, 1 - 1 / 4, 1 - 1 / 8])
+
+
+def test_a_board_that_wants_less_than_it_may_draw_loses_nothing_above_that() -> None:
+    curve = CapCurve(((0.25, 2.0), (0.5, 1.2), (1.0, 1.0)))
+    wants_half = Demand(node("a"), (PhaseLoad(Phase.TRAINING, 1.0, 200.0, curve=curve),), 0.0, False)
+    found = segments([wants_half], {})
+    above = node("a").floor_w + np.cumsum(found.watts[0]) - found.watts[0] >= 1000 + 10 * 200.0
+    assert found.saved[0][above].max() < 1e-9
+    assert (found.saved[0] * found.watts[0]).sum() == pytest.approx(1 - 1.2 / 2.0)
+
+
 def test_the_allocation_of_a_tree_is_as_good_as_the_best_of_all() -> None:
     random = Random(3)
     for _ in range(20):
