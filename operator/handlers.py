@@ -35,6 +35,7 @@ from busbar.operator.pools.discovery import discover
 from busbar.operator.pools.reconcile import COUNTS_S as POOL_COUNTS_S
 from busbar.operator.pools.reconcile import reconcile as reconcile_pool
 from busbar.operator.power.keeper import PowerKeeper
+from busbar.operator.power.limited_runs import power_use
 from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.profiles.keeper import ProfileKeeper
 from busbar.operator.profiles.table import rates_of
@@ -135,6 +136,8 @@ class Handlers:
             self.energy,
             prices=rounds.watt_prices,
             replicas=prober.serving,
+            trainers=prober.training,
+            curves=self.profiles.curves,
         )
 
     async def training_job(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
@@ -171,6 +174,7 @@ class Handlers:
             gone_pods=self._caches.gone_pods(job.metadata.uid),
             absent_nodes=self._absent_nodes(job),
             energy_joules=self._energy(job.metadata.uid, status.usage if status is not None else None),
+            power=power_use(job, self.profiles.curves),
             budget=self.holds.of_namespace(key.namespace),
             is_ending=self._is_ending(key.namespace),
             held_back=self._rounds.held_back.get(Item("TrainingJob", key), ""),

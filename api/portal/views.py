@@ -37,6 +37,7 @@ from busbar.kube.types.training_job import (
 )
 from busbar.kube.types.training_words import (
     adapter_words,
+    limit_words,
     moment_words,
     phase_words,
     replaced_words,
@@ -109,10 +110,10 @@ class JobView:
     loss: str
     speed: str
     spent_on: str
+    """What its steps are spent on; empty: not told."""
     slowest: str  # pod of a gang, in words
     lost_pods: str  # and made again, in words
     workers: tuple[tuple[int, str, float], ...]  # rank, seconds of a step, percent of the slowest's
-    """What its steps are spent on; empty: not told."""
     eta: str
     eta_range: str
     checkpoint: str
@@ -134,6 +135,8 @@ class JobView:
     """kWh at its end, if the rest uses as much for each step; empty where nobody knows."""
     power_cap: str
     """The limit of its boards, if it was admitted under one."""
+    power_limits: str
+    """What limits of its feed have cost it, in words; empty where none limits its boards."""
     nodes: tuple[str, ...]
     """Of each rank of its admission; empty once it has ended."""
     accelerators_per_pod: int
@@ -207,6 +210,7 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         if usage.energy_joules and 0 < step < total and phase not in TERMINAL_PHASES
         else "",
         power_cap=power_cap(admission) if admission is not None else "",
+        power_limits=limit_words(status.power),
         nodes=tuple(admission.nodes) if admission is not None and phase not in TERMINAL_PHASES else (),
         accelerators_per_pod=admission.accelerators_per_pod if admission is not None else 0,
         suspended=spec.suspend,

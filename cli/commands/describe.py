@@ -144,6 +144,13 @@ def _phases(percent: dict[str, Any]) -> str | None:
     return phase_words(StepPhases.model_validate(percent)) or None
 
 
+def _limits(power: dict[str, Any] | None) -> str | None:
+    from busbar.kube.types.training_job import PowerUse
+    from busbar.kube.types.training_words import limit_words
+
+    return limit_words(PowerUse.model_validate(power)) or None if power else None
+
+
 def _slowest(workers: list[dict[str, Any]]) -> str | None:
     from busbar.kube.types.training_job import Worker
     from busbar.kube.types.training_words import slowest_words
@@ -185,6 +192,7 @@ def _job(found: Object) -> list[tuple[str, object]]:
         *_placement(status),
         *_forecast(status),
         ("Power cap", _power_cap(_part(status, "admission"))),
+        ("Power limits", _limits(status.get("power"))),
         ("Place", _place(status)),
         ("Progress", steps),
         ("Bad rows", _part(status, "progress").get("badRows") or None),

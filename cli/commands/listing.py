@@ -118,6 +118,8 @@ def _profiles(profiles: list[dict[str, Any]]) -> str:
             interval = f"{ends[0]:.0f}-{ends[1]:.0f}" if None not in ends else None
             kind = "/".join(filter(None, (cell.get("accelerator"), cell.get("linkClass"))))
             place = [kind, cell.get("accelerators"), cell.get("nodes") or None, cell.get("mode")]
+            cap = cell.get("powerCapPercent")
+            place.append(f"{cap} %" if cap not in (None, 100) else None)
             speed = f"{cell.get('tokensPerSecond') or 0:.0f}"
             predicted = f"{cell['predicted']:.0f}" if cell.get("predicted") is not None else None
             memory = [
@@ -127,7 +129,17 @@ def _profiles(profiles: list[dict[str, Any]]) -> str:
             head = profile["spec"].get("workloadClass")
             counts = [cell.get("source"), cell.get("reports")]
             rows.append([head, *place, speed, interval, predicted, *memory, *counts, cell.get("note")])
-    heads = ["class", "accelerator", "count", "nodes", "mode", "tokens/s", "90 % interval", "by formula"]
+    heads = [
+        "class",
+        "accelerator",
+        "count",
+        "nodes",
+        "mode",
+        "power cap",
+        "tokens/s",
+        "90 % interval",
+        "by formula",
+    ]
     heads += ["GiB planned", "GiB measured", "source", "reports", "note"]
     return columns(heads, rows)
 

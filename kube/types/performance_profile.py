@@ -35,6 +35,8 @@ MOST_CELLS = 256
 MOST_EVIDENCE = 256
 MOST_RUNS = 256
 MOST_CONDUCT = 256
+MOST_CURVES = 32
+MOST_COMPARISONS = 160
 
 Speed = Annotated[float, Field(ge=0, le=1e12)]
 ClassName = Annotated[str, Field(pattern=r"^[!-~]([ -~]*[!-~])?$", min_length=1, max_length=253)]
@@ -222,6 +224,35 @@ class HeldTime(StatusModel):
     as_of: datetime | None = Field(default=None, description="Until when they are counted.")
 
 
+class CurvePoint(StatusModel):
+    """What one power limit costs."""
+
+    percent: Count = Field(description="The limit, per cent of the board's highest.")
+    slowdown: Amount = Field(description="Time for the same work, over that without a limit.")
+
+
+class LimitComparison(StatusModel):
+    """What runs were slower by under one power limit than under a higher one."""
+
+    percent: Count = Field(description="The lower limit.")
+    against_percent: Count = Field(description="The higher one.")
+    log_slower: float = Field(default=0.0, description="Mean of the logarithm of the ratio of their times.")
+    seconds: Amount = Field(default=0.0, description="Of running, that it is worth.")
+
+
+class PowerCurve(StatusModel):
+    """What power limits cost the class on one accelerator type, as its runs under changing limits showed."""
+
+    accelerator: ShortText = Field(description="Accelerator type.")
+    mode: ShortText = Field(default="resident", description="Engine mode.")
+    points: Annotated[list[CurvePoint], Field(max_length=32)] = Field(
+        default_factory=list, description="From the lowest limit that was measured to the highest."
+    )
+    comparisons: Annotated[list[LimitComparison], Field(max_length=MOST_COMPARISONS)] = Field(
+        default_factory=list, description="What the points were fitted to."
+    )
+
+
 class PerformanceProfileStatus(StatusModel):
     """The estimates for the class and their evidence; only the operator writes it."""
 
@@ -255,6 +286,19 @@ class PerformanceProfileStatus(StatusModel):
     ) = Field(default=None, description="How often each tenant's reports were right.")
     counted: CountedRuns | None = Field(default=None, description="Runs that the evidence includes.")
     held: HeldTime | None = Field(default=None, description="The budget of exploration.")
+    power_curves: (
+        Annotated[
+            list[PowerCurve],
+            Field(
+                max_length=MOST_CURVES,
+                json_schema_extra={
+                    "x-kubernetes-list-type": "map",
+                    "x-kubernetes-list-map-keys": ["accelerator", "mode"],
+                },
+            ),
+        ]
+        | None
+    ) = Field(default=None, description="What power limits cost, where it was measured.")
     last_updated: datetime | None = Field(default=None, description="When this was written.")
 
 

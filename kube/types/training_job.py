@@ -554,6 +554,21 @@ class MemoryUse(StatusModel):
     peak_host_mib: Count | None = Field(default=None, description="Peak host memory.")
 
 
+class PowerUse(StatusModel):
+    """What power limits have cost one attempt, where its nodes hang on a feed with leases."""
+
+    attempt: Count = Field(default=0, description="The attempt.")
+    limit_percent: Count | None = Field(
+        default=None,
+        description="Limit of its boards, per cent of their highest; of several nodes the lowest. Absent: not known.",
+    )
+    seconds: Count = Field(default=0, description="Of the attempt, that its limits are known of.")
+    slowdown: Amount = Field(
+        default=1.0,
+        description="Mean over them of the time for the same work, over that without limits, or under its power cap.",
+    )
+
+
 class CheckpointStatus(StatusModel):
     """The last durable checkpoint."""
 
@@ -627,6 +642,7 @@ class TrainingJobStatus(StatusModel):
         description="Each of several adapters; progress then counts the steps of all of them.",
     )
     memory: MemoryUse | None = Field(default=None, description="Memory by plan and as measured.")
+    power: PowerUse | None = Field(default=None, description="What power limits have cost it.")
     checkpoint: CheckpointStatus | None = Field(default=None, description="The last durable checkpoint.")
     lost_work: LostWork | None = Field(default=None, description="Work done twice.")
     release: Release | None = Field(default=None, description="Why it was asked to release its resources.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from busbar.kube.contracts.workload import others_seconds
-from busbar.kube.types.training_job import AdapterProgress, ReplacedPod, StepPhases, Worker
+from busbar.kube.types.training_job import AdapterProgress, PowerUse, ReplacedPod, StepPhases, Worker
 
 
 def adapter_words(row: AdapterProgress) -> str:
@@ -38,6 +38,16 @@ def slowest_words(workers: Sequence[Worker]) -> str:
     slowest, usual = workers[0], others_seconds([each.own_seconds for each in workers])
     times = f", {slowest.own_seconds / usual:.2f} times the others" if usual else ""
     return f"rank {slowest.rank}: {slowest.own_seconds:g} s of each step{times}"
+
+
+def limit_words(power: PowerUse | None) -> str:
+    """Under which power limit a job's boards are, and what limits have cost it; empty where no feed limits them."""
+    if power is None:
+        return ""
+    now = "" if power.limit_percent is None else f"boards at {power.limit_percent} % of their highest, "
+    if power.seconds < 1:
+        return now.removesuffix(", ")
+    return f"{now}{power.slowdown:.2f} times as long as without limits so far"
 
 
 def moment_words(state: str | None) -> str:

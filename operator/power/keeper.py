@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from busbar.kube.contracts.power_view import PowerPicture, PowerSeries, Resolution
-from busbar.kube.contracts.workload import ServingStatus
+from busbar.kube.contracts.workload import ServingStatus, TrainingStatus
 from busbar.kube.errors import ApiError, ConnectionFailed
 from busbar.kube.informer import Key
 from busbar.kube.resources import POWER_DOMAINS
@@ -28,6 +28,7 @@ from busbar.operator.power.draw import Draw, Overrun, draw_of, watched
 from busbar.operator.power.energy import EnergyBook
 from busbar.operator.power.gatherer import Gatherer, Source, sources
 from busbar.operator.power.lessor import Lessor
+from busbar.operator.power.limited_runs import limited_runs, with_curves
 from busbar.operator.power.membership import Membership, membership
 from busbar.operator.power.meters import Metered
 from busbar.operator.power.metrics import PowerMetrics
@@ -37,11 +38,13 @@ from busbar.operator.power.reconcile import Seen, reconcile
 from busbar.operator.power.rings import Series
 from busbar.operator.power.taints import taints
 from busbar.operator.power.view import picture, series_of
-from busbar.operator.power.work import node_work
+from busbar.operator.power.work import NodeWork, node_work
+from busbar.operator.profiles.paces import LimitCurves
+from busbar.operator.profiles.speeds import run_of
 from busbar.operator.queue.controller import Controller
 from busbar.operator.settings import Settings
 from busbar.operator.steady_clock import utc_now
-from busbar.operator.watch.caches import Caches
+from busbar.operator.watch.caches import Caches, tenant_of_namespace
 from busbar.operator.watch.projections import Node
 from busbar.operator.write.actions import TaintNode
 from busbar.operator.write.writer import Writer
@@ -85,13 +88,18 @@ class PowerKeeper:
         clock: Callable[[], float] = time.monotonic,
         prices: Callable[[], Mapping[str, float]] = dict,
         replicas: Mapping[str, ServingStatus] = MappingProxyType({}),
+        trainers: Mapping[str, TrainingStatus] = MappingProxyType({}),
+        curves: LimitCurves | None = None,
     ) -> None:
         """
         Args:
             prices: of a watt-hour by domain, in work, as of the last plan.
             replicas: what serving pods said last, by uid; its content changes.
+            trainers: the same of training pods.
+            curves: what limits cost; learns from the jobs here.
         """
         self._replicas, self._prompt_shares = replicas, PromptShares()
+        self._trainers, self.curves = trainers, curves or LimitCurves()
         self._prices = prices
         self.meters: Mapping[str, Metered] = {}
         """What the feeds' own meters say (`meters.py`), by domain."""
@@ -133,15 +141,7 @@ class PowerKeeper:
         try:
             while True:
                 found = self.tick()
-                caches = self._caches
-                works = node_work(
-                    self.membership,
-                    caches.pods.items.values(),
-                    caches.jobs.items,
-                    caches.services.items,
-                    self._prompt_shares.look(self._replicas),
-                )
-                await self.lessor.round(self.membership, self.gatherer.readings, found, works)
+                await self.lessor.round(self.membership, self.gatherer.readings, found, self._works())
                 await asyncio.sleep(TICK_S - self._clock() % TICK_S)
         finally:
             await self.gatherer.close()
@@ -177,6 +177,18 @@ class PowerKeeper:
         fresh = [r for r in gatherer.readings.values() if now_s - r.at_s <= self._settings.power_fresh_s]
         self._metrics.count_capped(fresh, passed_s)
         return agents
+
+    def _works(self) -> dict[str, NodeWork]:
+        """What the boards of each limited node do, and what limits cost there."""
+        caches, now_s = self._caches, self._clock()
+        pods, jobs = caches.pods.items, caches.jobs.items
+        shares = self._prompt_shares.look(self._replicas)
+        works = node_work(self.membership, pods.values(), jobs, caches.services.items, shares)
+        fresh_from_s = now_s - self._settings.power_fresh_s
+        readings = self.gatherer.readings
+        runs = limited_runs(self.membership, readings, pods.values(), jobs, self._trainers, fresh_from_s)
+        self.curves.look(runs, now_s)
+        return with_curves(works, runs, self.curves, now_s)
 
     async def handle(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
         domain = self._caches.power_domains.items.get(key)
@@ -235,6 +247,13 @@ class PowerKeeper:
             self._clock(),
         )
         self._metrics.show_meters(self.meters)
+        caches = self._caches
+        tenants = tenant_of_namespace(caches.tenants.items.values())
+        self._metrics.show_slowdowns(
+            (tenants.get(key.namespace, ""), job.spec.priority, known[0].slowdown)
+            for key, job in caches.jobs.items.items()
+            if (known := self.curves.cost(run_of(job))) is not None
+        )
 
     def _taint(self, found: Membership, now_s: float) -> None:
         """Begins to put and take away the taints of nodes, a few at a time."""

@@ -384,7 +384,7 @@ def _telemetry(
     if obeying:
         want_w = sum(max(wants[uuid].watts, board.floor_w) for uuid, board in obeying.items()) / len(obeying)
         want_w = min(want_w, max(work.board_part * node.board_max_w, node.board_min_w))
-        phases, spread_w = fitted(draws, want_w, node, work.kind, work.prompt_part)
+        phases, spread_w = fitted(draws, want_w, node, work)
     return NodeTelemetry(
         node=reading.node,
         at_s=reading.at_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -96,6 +97,13 @@ class PowerMetrics:
             ["domain"],
             registry=registry,
         )
+        self.slowdown = Gauge(
+            "busbar_power_slowdown_ratio",
+            "What power limits have cost the running training jobs of a tenant and a priority: mean over the jobs of the time "
+            "for the same work since the start of their pods, over that without limits",
+            ["tenant", "priority"],
+            registry=registry,
+        )
         self.energy = Counter(
             "busbar_energy_joules",
             "Energy by who used it (tenant; kind: job, service, pod, unassigned) and by how it is known (counter, rapl, "
@@ -103,6 +111,19 @@ class PowerMetrics:
             ["tenant", "kind", "source"],
             registry=registry,
         )
+
+    def show_slowdowns(self, jobs: Iterable[tuple[str, int, float]]) -> None:
+        """Sets the means.
+
+        Args:
+            jobs: tenant, priority and slowdown of each.
+        """
+        found: dict[tuple[str, int], list[float]] = {}
+        for tenant, priority, slowdown in jobs:
+            found.setdefault((tenant, priority), []).append(slowdown)
+        self.slowdown.clear()
+        for (tenant, priority), slow in found.items():
+            self.slowdown.labels(tenant, str(priority)).set(math.fsum(slow) / len(slow))
 
     def show(
         self,

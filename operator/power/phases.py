@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
-from busbar.operator.power.work import WorkKind
+from busbar.operator.power.work import PLAIN, NodeWork, WorkKind
 from busbar.scheduler.power import NodePower, Phase, PhaseLoad
 
 PEAKS_S = 60
@@ -30,19 +30,17 @@ def fitted(
     draws: Sequence[float],
     want_w: float,
     node: NodePower,
-    kind: WorkKind = WorkKind.UNKNOWN,
-    prompt_part: float | None = None,
+    work: NodeWork = PLAIN,
 ) -> tuple[tuple[PhaseLoad, ...], float]:
     """Phases, and the standard deviation of the node's draw where it has peaks.
 
     Args:
         draws: means of one second of one board, oldest first.
         want_w: what a board has wanted at most.
-        kind: what the node's boards are used for, by their holders.
-        prompt_part: of the time of boards that serve, as their engines count it; None: they do not.
+        work: what the node's boards are used for, by their holders.
     """
-    steady = _steady(want_w, kind, prompt_part)
-    if len(draws) < LEAST or kind is WorkKind.TRAINING:
+    steady = _steady(want_w, work)
+    if len(draws) < LEAST or work.kind is WorkKind.TRAINING:
         return steady, 0.0
     low_w, high_w = sorted(draws)[len(draws) // 10], max(draws)
     if high_w - low_w < APART * node.board_max_w:
@@ -62,9 +60,9 @@ def fitted(
     return phases, math.sqrt(variance) * node.slope
 
 
-def _steady(want_w: float, kind: WorkKind, prompt_part: float | None) -> tuple[PhaseLoad, ...]:
-    if kind is not WorkKind.SERVING:
-        return (PhaseLoad(Phase.TRAINING, 1.0, want_w),)
-    part = 1.0 if prompt_part is None else prompt_part
+def _steady(want_w: float, work: NodeWork) -> tuple[PhaseLoad, ...]:
+    if work.kind is not WorkKind.SERVING:
+        return (PhaseLoad(Phase.TRAINING, 1.0, want_w, curve=work.curve),)
+    part = 1.0 if work.prompt_part is None else work.prompt_part
     shares = {Phase.PREFILL: part, Phase.DECODE: 1.0 - part}
     return tuple(PhaseLoad(phase, share, want_w) for phase, share in shares.items() if share > 0)

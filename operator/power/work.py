@@ -20,6 +20,7 @@ from busbar.kube.types.training_job import TERMINAL_PHASES
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING
 from busbar.operator.power.membership import Membership
 from busbar.operator.watch.projections import Pod
+from busbar.scheduler.power import CapCurve
 
 PLAIN_PRIORITY = 100
 """Weighs 1: what jobs have unless they say otherwise. Twice the priority is twice the weight."""
@@ -49,6 +50,8 @@ class NodeWork:
     kind: WorkKind = WorkKind.UNKNOWN
     prompt_part: float | None = None
     """Of a serving node's busy time, what its engines spend on prompts, in the mean of its boards; None: some do not tell."""
+    curve: CapCurve | None = None
+    """What limits cost the training on its boards, where that was measured."""
 
 
 PLAIN = NodeWork()

@@ -14,7 +14,7 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from busbar.kube.errors import Forbidden, Invalid
@@ -26,6 +26,8 @@ from busbar.kube.types.training_job import TERMINAL_PHASES, TrainingPhase
 from busbar.operator.decisions import Decision
 from busbar.operator.pools.nodes import DISCOVERED
 from busbar.operator.profiles.observations import by_class, digests, read, slack_at
+from busbar.operator.profiles.paces import LimitCurves, Work
+from busbar.operator.profiles.power_curves import stored
 from busbar.operator.profiles.reconcile import (
     PastAttempt,
     ProfileView,
@@ -45,6 +47,7 @@ from busbar.operator.write.writer import Writer
 from busbar.scheduler import PerformanceTable
 from busbar.scheduler.model.table import Fault
 from busbar.scheduler.performance.learning import quarantined
+from busbar.scheduler.power.curves import Evidence
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class ProfileKeeper:
     """See the module's head."""
 
     def __init__(self, caches: Caches, writer: Writer, controller: Controller, settings: Settings) -> None:
+        self.curves = LimitCurves(self._stored_curves)
         self._caches, self._writer, self._controller = caches, writer, controller
         self._settings = settings
         self._left: dict[str, dict[str, PastAttempt]] = {}
@@ -164,6 +168,7 @@ class ProfileKeeper:
             now=utc_now(),
             settings=self._settings,
             serving=tuple(of_class(self._caches.services.items.values(), name)),
+            limits=self.curves.of_class(name),
         )
         update = reconcile(view)
         if update.status is not None:
@@ -188,6 +193,10 @@ class ProfileKeeper:
             )
             self._table = (time.monotonic(), table)
         return self._table[1]
+
+    def _stored_curves(self, workload_class: str) -> Mapping[Work, Evidence]:
+        profile = self._profile(workload_class)
+        return {} if profile is None else stored(workload_class, profile.status)
 
     def _profile(self, workload_class: str) -> PerformanceProfile | None:
         return by_class(self._caches.profiles.items.values()).get(workload_class)

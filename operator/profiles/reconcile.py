@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from busbar.kube.types import PerformanceProfile, TrainingJob
@@ -46,6 +46,8 @@ from busbar.operator.profiles.observations import (
     read,
     record_key,
 )
+from busbar.operator.profiles.paces import Work
+from busbar.operator.profiles.power_curves import grew, written
 from busbar.operator.profiles.speeds import SpeedReport, run_of
 from busbar.operator.profiles.table import report_of
 from busbar.operator.settings import Settings
@@ -53,6 +55,7 @@ from busbar.operator.write.status import conditions
 from busbar.scheduler import Cell, PerformanceTable, Source
 from busbar.scheduler.model.table import Record, link_of, type_of
 from busbar.scheduler.performance.learning import STEADY
+from busbar.scheduler.power.curves import Evidence
 
 NARROWER = 0.1
 """A bound of an interval is written when its logarithm has changed by this much."""
@@ -93,6 +96,8 @@ class ProfileView:
     settings: Settings
     serving: tuple[MeasuredReplica, ...] = ()
     """The measured lines of accepted services for the class."""
+    limits: Mapping[Work, Evidence] = field(default_factory=dict)
+    """What power limits cost the class, as far as that was learned since the operator's start."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +212,8 @@ def _moved(old: PerformanceProfileStatus, new: PerformanceProfileStatus) -> bool
     """Whether the two differ by more than small changes of numbers."""
     if (old.observed_generation, old.conditions) != (new.observed_generation, new.conditions):
         return True
+    if grew(old.power_curves, new.power_curves):
+        return True
     before = {place_of_line(c): c for c in old.cells or ()}
     after = {place_of_line(c): c for c in new.cells or ()}
     return before.keys() != after.keys() or any(_differs(before[k], after[k]) for k in after)
@@ -258,6 +265,7 @@ def _status(
         conduct=[conduct_of(c, view.keys) for c in most_checked(whole.conduct)] or None,
         counted=forget(whole.counted, view.uids),
         held=hold(known, stays, view.now),
+        power_curves=written(old.power_curves, view.limits),
         last_updated=view.now,
     )
 

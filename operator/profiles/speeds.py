@@ -8,6 +8,9 @@ pods and the end. A job that is too short for that proves nothing. Tenants whose
 longer believed (``Conduct``). Only runs of the platform's own engine are shared between tenants
 (``SpeedReport.image_verified``).
 
+Where power limits held the job's boards, its speed is taken to be what the limits have cost it higher
+(``status.power``, by the operator's own count); where they have cost much, it proves nothing of boards without them.
+
 With the speed goes what an accelerator drew on average, where the energy ledger has charged the job: from the nodes'
 meters, never from the job.
 """
@@ -30,6 +33,8 @@ BESIDES_S = 300.0
 """Time that a run may spend on preparation and evaluation."""
 GRID = 0.05
 """Speeds and watts are read in steps of this much, relatively: a poll that says nearly the same changes nothing."""
+MOST_SLOWDOWN = 1.25
+"""Of a run whose speed without limits is still believed to follow from that under them."""
 MOST_WATTS = 1.5
 """Times the nameplate; a job that was charged with more was not alone on its boards."""
 
@@ -68,6 +73,9 @@ def speed_report(job: TrainingJob, workload_class: str, tokens: float, tenant: s
         return None
     if place.power_cap_changed_at is not None:  # nobody knows which part of the run was under which cap
         return None
+    slowdown = _slowdown(status)
+    if slowdown > MOST_SLOWDOWN:
+        return None
     size_m = place.pods * place.accelerators_per_pod * 1000
     record = Record(
         workload_class=workload_class,
@@ -79,7 +87,7 @@ def speed_report(job: TrainingJob, workload_class: str, tokens: float, tenant: s
         job=job.metadata.uid,
         reports=1,
         squares=1.0,
-        log_mean=round(math.log(speed) / GRID) * GRID,
+        log_mean=round(math.log(speed * slowdown) / GRID) * GRID,
         memory_mib=(status.memory.peak_device_mib or 0) if status.memory is not None else 0,
         watts=_watts(status, place.accelerator),
         nodes=named_nodes(size_m, len(set(place.nodes))),
@@ -87,8 +95,15 @@ def speed_report(job: TrainingJob, workload_class: str, tokens: float, tenant: s
     ended = status.completion_time if status.phase in TERMINAL_PHASES else None
     verified = place.image is not None and place.image.verified
     return SpeedReport(
-        run_of(job), record, ended, verified, _agrees(status, math.exp(record.log_mean), tokens)
+        run_of(job), record, ended, verified, _agrees(status, math.exp(record.log_mean) / slowdown, tokens)
     )
+
+
+def _slowdown(status: TrainingJobStatus) -> float:
+    """What limits have cost the attempt, as a factor on its time."""
+    power = status.power
+    known = power is not None and power.attempt == status.attempt
+    return max(1.0, power.slowdown) if power is not None and known else 1.0
 
 
 def _watts(status: TrainingJobStatus, kind: str) -> float:

@@ -38,6 +38,7 @@ from busbar.operator.profiles.observations import (
     read,
     record_key,
 )
+from busbar.operator.profiles.power_curves import capped
 from busbar.operator.profiles.speeds import SpeedReport, has_reported, speed_report
 from busbar.scheduler import Cell, PerformanceTable, Rate
 from busbar.scheduler.fit import (
@@ -257,7 +258,7 @@ def table_of(
     Args:
         absent_too: also the cells of classes that have a profile and no job.
     """
-    facts, tenants = tuple(facts), tuple(tenants)
+    facts, tenants, profiles = tuple(facts), tuple(tenants), tuple(profiles)
     reports = [each.report for each in facts if each.report is not None]
     rates, priors = _priors({each.asked for each in facts if each.asked is not None}, pools)
     known = known_classes(reports, profiles, tenants)
@@ -280,7 +281,7 @@ def table_of(
         explored=_explored(known.values()),
     )
     if not records and not stated and not private:
-        return table
+        return replace(table, learned=tuple(_capped(table, profiles)))
     before = [c for each in known.values() for c in each.learned]
     start = replace(
         table,
@@ -298,11 +299,24 @@ def table_of(
         needs = _raised(planned, (r for r in made.records if record_key(r) not in wrong))
         learned = _with_memory((c for c in made.learned if c.workload_class in shown), needs)
         table = replace(table, learned=learned, records=made.records)
+    table = replace(table, learned=(*table.learned, *_capped(table, profiles)))
     own: list[Cell] = []
     for each in private.values():
         seen = [c for c in _private_cells(start, each) if c.workload_class in shown]
         own += _with_memory(seen, _raised(planned, each))
     return replace(table, learned=(*table.learned, *own))
+
+
+def _capped(table: PerformanceTable, profiles: Iterable[PerformanceProfile]) -> list[Cell]:
+    """The cells under power caps that follow from the table's others."""
+    found: list[Cell] = []
+    for name, profile in sorted(by_class(profiles).items()):
+        if profile.status is not None and profile.status.power_curves:
+            cells, learned = (
+                [cell for cell in of if cell.workload_class == name] for of in (table.cells, table.learned)
+            )
+            found += capped(name, profile.status, cells, learned)
+    return found
 
 
 def with_classes(

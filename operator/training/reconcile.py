@@ -47,6 +47,7 @@ from busbar.operator.training.status import (
     numbers_due_in,
     use_due_in_s,
     with_image,
+    with_power,
     with_readings,
 )
 from busbar.operator.training.view import (
@@ -366,7 +367,7 @@ def _running(view: JobView, current: dict[int, Pod], admission: Admission) -> Jo
         text = f"{text} Its progress cannot be read: {refused}."
     new = with_image(view, status.model_copy(update=fields), current)
     new = in_phase(view, new, TrainingPhase.RUNNING, Reason.RUNNING, text)
-    new = with_degraded(view, with_readings(view, new, current))
+    new = with_degraded(view, with_power(view, with_readings(view, new, current)))
     if new.phase is status.phase and not numbers_due(view, new):
         return JobUpdate(None, (), min(numbers_due_in(view), _left_s(view, admission)))
     again_s = min(use_due_in_s(view, view.now), _left_s(view, admission))

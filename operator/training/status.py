@@ -28,6 +28,10 @@ from busbar.operator.write.status import (
     job_conditions,
 )
 
+LIMIT_STEP = 5
+"""Percent; limits move all the time, and each change of a status is a write."""
+SLOWDOWN_STEP = 0.01
+
 
 def in_phase(
     view: JobView, status: TrainingJobStatus, phase: TrainingPhase, reason: str, message: str
@@ -109,6 +113,19 @@ def with_readings(view: JobView, status: TrainingJobStatus, current: dict[int, P
     lead = current.get(0)
     reading = view.readings.get(lead.uid) if lead is not None else None
     return _merged(view, status, reading) if reading is not None else status
+
+
+def with_power(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus:
+    """The status with what limits have cost, if that differs so that somebody would see it."""
+    old, new = status.power, view.power
+    if new is None or new == old:
+        return status
+    if old is not None and old.attempt == new.attempt:
+        near = abs((new.limit_percent or 0) - (old.limit_percent or 0)) < LIMIT_STEP
+        near = near and (new.limit_percent is None) == (old.limit_percent is None)
+        if near and abs(new.slowdown - old.slowdown) < SLOWDOWN_STEP and new.seconds < 2 * old.seconds:
+            return status
+    return status.model_copy(update={"power": new})
 
 
 def _merged(view: JobView, status: TrainingJobStatus, reading: TrainingStatus) -> TrainingJobStatus:

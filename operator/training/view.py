@@ -15,6 +15,7 @@ from busbar.kube.types.training_job import (
     TERMINAL_PHASES,
     Admission,
     PerPod,
+    PowerUse,
     TrainingJobStatus,
 )
 from busbar.operator.accounting.budgets import FREE, Hold
@@ -57,6 +58,9 @@ class JobView:
     budget: Hold = FREE  # what its tenant's budgets do to it
     is_ending: bool = False  # whether its namespace is being deleted: it may hang in that for long
     held_back: str = ""  # why no plan counts with it, as it is not preemptible; empty: one does
+    power: PowerUse | None = (
+        None  # what limits have cost its attempt; None: it is on no boards that are limited
+    )
     pod_room: PodRoom | None = None  # what its tenant's limit of pods leaves; None: not limited, or not asked
 
     @property

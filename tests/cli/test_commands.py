@@ -113,7 +113,14 @@ async def test_list_profiles_shows_one_line_per_place(site: Site) -> None:
                         **at,
                         "tokensPerSecond": 100.2,
                         "source": "Measured",
-                    }
+                    },
+                    {
+                        "accelerator": "cpu",
+                        "accelerators": 2,
+                        "powerCapPercent": 70,
+                        "tokensPerSecond": 80.0,
+                        "source": "Ratio",
+                    },
                 ],
             },
         },
@@ -122,8 +129,10 @@ async def test_list_profiles_shows_one_line_per_place(site: Site) -> None:
     await site.world.settle()
     shown = await site.busbar("list", "profiles")
     assert shown.lines[1].split() == [
-        "llama-7M-3f9a0c11", "cpu/ddr5", "2", "1", "resident", "100", "90-110", "140", "12.3", "12.0", "Measured", "7", "-",
+        "llama-7M-3f9a0c11", "cpu/ddr5", "2", "1", "resident", "-", "100", "90-110", "140", "12.3", "12.0", "Measured", "7",
+        "-",
     ]  # fmt: skip
+    assert "70 %" in shown.lines[2]
     assert (await site.busbar("list", "profiles", "-o", "name")).lines == ["small"]
 
 

@@ -49,6 +49,7 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
             ],
         },
         "usage": {"energyJoules": 3.6e6},
+        "power": {"attempt": 1, "limitPercent": 72, "seconds": 900, "slowdown": 1.083},
         "model": {"adapter": "LoRA of rank 8 on q_proj", "parameters": 64_000, "trainableParameters": 1024},
         "conditions": [
             {
@@ -68,6 +69,7 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
         "LoRA of rank 8 on q_proj: 1,024 of 64,000 parameters",
         "812 tokens/s",
         "70 % of each board's limit (280 W)",
+        "boards at 72 % of their highest, 1.08 times as long as without limits so far",
         "1.000 kWh so far, about 5.000 at its end",
         "1.25 s (predicted 1.2, 0.96 of it)",
         "backward 62 %, forward 31 %, wait 7 %",

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import QUICK, Cluster
-from tests.cluster.kubelet import add_node
-from tests.cluster.test_operator_budgets import script
+from tests.cluster.kubelet import Script, add_node
+from tests.cluster.test_operator_budgets import script as unending
 from tests.cluster.test_operator_leases import NAMES, Rack
 from tests.cluster.test_operator_power import KEY
 from tests.cluster.test_operator_watts import POOL
@@ -22,11 +22,18 @@ from busbar.kube.contracts.power import SIMULATED_LABEL
 
 
 @asynccontextmanager
-async def racked(apiserver: ApiServer, rack: Rack, home: str, feed: Object) -> AsyncIterator[Cluster]:
+async def racked(
+    apiserver: ApiServer,
+    rack: Rack,
+    home: str,
+    feed: Object,
+    script: Callable[[Object], Script] = unending,
+) -> AsyncIterator[Cluster]:
     """Two nodes of two A100 with the label `rack: red`, guard and agents on them, the pool and the feed; no operator yet.
 
     Args:
         home: the platform's namespace.
+        script: what pods do.
     """
     settings = replace(
         QUICK, namespace=home, power_key=KEY, power_lease_key=SIGNING, power_status_s=0.5, power_lease_s=4.0

@@ -34,6 +34,7 @@ NAMES = {
     "busbar_power_domain_watts",
     "busbar_power_lease_watts",
     "busbar_power_meter_error_ratio",
+    "busbar_power_slowdown_ratio",
     "busbar_power_nodes",
     "busbar_power_overrun_seconds",
     "busbar_power_preemptions",

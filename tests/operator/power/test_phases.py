@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from busbar.operator.power.phases import fitted
-from busbar.operator.power.work import WorkKind
-from busbar.scheduler.power import NodePower, Phase
+from busbar.operator.power.work import NodeWork, WorkKind
+from busbar.scheduler.power import CapCurve, NodePower, Phase
 
 NODE = NodePower("n", 500.0, 4, 100.0, 400.0)
 
 
 def _phases(*draws: float, kind: WorkKind = WorkKind.UNKNOWN) -> dict[Phase, tuple[float, float, float]]:
-    found, _ = fitted(draws, 380.0, NODE, kind)
+    found, _ = fitted(draws, 380.0, NODE, NodeWork(kind=kind))
     return {load.phase: (load.share, load.board_w, load.stretch_s) for load in found}
 
 
@@ -38,7 +38,7 @@ def test_what_is_known_of_the_work_goes_before_the_draw() -> None:
 
 def test_steady_serving_is_divided_as_its_engines_count() -> None:
     def found(prompts: float | None, *draws: float, kind: WorkKind = WorkKind.SERVING) -> dict[Phase, float]:
-        loads, _ = fitted(draws or [350.0] * 40, 380.0, NODE, kind, prompts)
+        loads, _ = fitted(draws or [350.0] * 40, 380.0, NODE, NodeWork(kind=kind, prompt_part=prompts))
         assert {load.board_w for load in loads} <= {380.0, 150.0}
         return {load.phase: load.share for load in loads}
 
@@ -47,3 +47,10 @@ def test_steady_serving_is_divided_as_its_engines_count() -> None:
     assert found(1.0) == found(None) == {Phase.PREFILL: 1.0}
     assert found(0.25, *([150.0, 150.0, 350.0, 360.0] * 10)) == {Phase.PREFILL: 0.5, Phase.DECODE: 0.5}
     assert found(0.25, kind=WorkKind.TRAINING) == {Phase.TRAINING: 1.0}
+
+
+def test_training_has_the_curve_of_its_work() -> None:
+    curve = CapCurve(((0.5, 1.1), (1.0, 1.0)))
+    for kind, own in ((WorkKind.TRAINING, curve), (WorkKind.SERVING, None)):
+        loads, _ = fitted([350.0] * 40, 380.0, NODE, NodeWork(kind=kind, curve=curve))
+        assert [load.curve for load in loads] == [own]

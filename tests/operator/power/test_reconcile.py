@@ -310,3 +310,14 @@ def test_nodes_that_take_no_limits_are_counted_where_watts_are_leased() -> None:
     assert registry.get_sample_value(name, {"domain": "observing"}) is None
     metrics.show({}, {}, [], 2.0)
     assert registry.get_sample_value(name, {"domain": "leasing"}) is None
+
+
+def test_the_slowdown_of_a_tenants_priority_is_a_mean_over_its_jobs() -> None:
+    registry = CollectorRegistry()
+    metrics = PowerMetrics(registry)
+    metrics.show_slowdowns([("red", 100, 1.1), ("red", 100, 1.3), ("red", 500, 1.0), ("blue", 100, 2.0)])
+    name = "busbar_power_slowdown_ratio"
+    assert registry.get_sample_value(name, {"tenant": "red", "priority": "100"}) == pytest.approx(1.2)
+    assert registry.get_sample_value(name, {"tenant": "blue", "priority": "100"}) == 2.0
+    metrics.show_slowdowns([])
+    assert registry.get_sample_value(name, {"tenant": "blue", "priority": "100"}) is None

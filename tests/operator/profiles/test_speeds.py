@@ -253,3 +253,26 @@ def test_a_run_under_a_power_cap_teaches_the_cell_of_that_cap_and_nothing_once_i
     assert found.record.power_cap == 0.7
     assert speed_report(under(power_cap_percent=85, power_cap_changed_at=NOW), "x", tokens(), "team") is None
     assert speed_report(under(power_cap_changed_at=NOW), "x", tokens(), "team") is None
+
+
+def test_a_speed_under_limits_counts_as_it_would_be_without_them() -> None:
+    def read(**power: Any) -> float | None:
+        made = ran(1000.0, power={"attempt": 1, "seconds": 900, **power})
+        found = speed_report(made, "class", tokens(), "team")
+        return None if found is None else math.exp(found.record.log_mean)
+
+    plain = speed_report(ran(1000.0), "class", tokens(), "team")
+    assert plain is not None
+    without = math.exp(plain.record.log_mean)
+    assert read(slowdown=1.2) == pytest.approx(1.2 * without, rel=0.05)
+    assert read(slowdown=1.0) == without
+    assert read(slowdown=1.2, attempt=7) == without
+    assert read(slowdown=1.3) is None
+
+
+def test_what_limits_cost_is_no_contradiction_between_speed_and_time() -> None:
+    seconds = tokens() / 1000.0
+    slowed = done(1000.0, seconds, power={"attempt": 1, "seconds": 900, "slowdown": 1.2})
+    found = speed_report(slowed, "class", tokens(), "team")
+    assert found is not None
+    assert found.agrees

@@ -1,0 +1,150 @@
+"""Which training jobs run on boards that policies limit, and under which limits. Pure.
+
+A gang runs at the speed of its slowest pod, so the lowest limit of its nodes is its own. Nobody says which boards of a
+node a pod holds: where the boards of a node have different limits, a job's limit is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from busbar.kube.contracts.workload import TrainingStatus
+from busbar.kube.informer import Key
+from busbar.kube.types import TrainingJob
+from busbar.kube.types.training_job import PowerUse, TrainingJobStatus
+from busbar.operator.pods.manifests import KIND_TRAINING
+from busbar.operator.power.membership import Membership
+from busbar.operator.power.readings import Reading
+from busbar.operator.power.work import PLAIN, NodeWork, WorkKind
+from busbar.operator.profiles.paces import STEADY, UNSEEN, Cost, LimitCurves, LimitedRun, Told, Work
+from busbar.operator.profiles.speeds import run_of
+from busbar.operator.profiles.table import class_of
+from busbar.operator.watch.projections import Pod
+
+AT_LIMIT = 0.9
+"""Boards that draw less than this part of their limits are not held by them."""
+
+
+def limited_runs(
+    found: Membership,
+    readings: Mapping[str, Reading],
+    pods: Iterable[Pod],
+    jobs: Mapping[Key, TrainingJob],
+    told: Mapping[str, TrainingStatus],
+    fresh_from_s: float,
+) -> list[LimitedRun]:
+    """Of this moment.
+
+    Args:
+        told: what training pods said last, by uid.
+        fresh_from_s: readings of before count for nothing.
+    """
+    if not found.limited:
+        return []
+    places: dict[Key, list[Pod]] = {}
+    for pod in pods:
+        if pod.kind == KIND_TRAINING and pod.node and not pod.ended and pod.requests.devices:
+            places.setdefault(Key(pod.key.namespace, pod.job), []).append(pod)
+    runs = []
+    for key, placed in places.items():
+        job = jobs.get(key)
+        if job is None or job.status is None or job.status.admission is None:
+            continue
+        nodes = tuple(sorted({pod.node for pod in placed}))
+        if all(map(found.is_limited, nodes)):
+            fresh = [reading for node in nodes if (reading := _fresh(readings.get(node), fresh_from_s))]
+            runs.append(_run(job, job.status, placed, nodes, fresh, told))
+    return runs
+
+
+def power_use(job: TrainingJob, curves: LimitCurves) -> PowerUse | None:
+    """What limits have cost the job's attempt, for its status; None: it is on no boards that are limited."""
+    known = curves.cost(run_of(job))
+    if known is None or job.status is None:
+        return None
+    cost, part = known
+    return PowerUse(
+        attempt=job.status.attempt or 0,
+        limit_percent=None if part is None else round(100 * part),
+        seconds=round(cost.seconds),
+        slowdown=round(cost.slowdown, 3),
+    )
+
+
+def _fresh(reading: Reading | None, from_s: float) -> Reading | None:
+    """The reading if its limits are real and of this moment."""
+    if reading is None or reading.at_s < from_s or reading.is_simulated or reading.refuses:
+        return None
+    return reading if reading.boards else None
+
+
+def _run(
+    job: TrainingJob,
+    status: TrainingJobStatus,
+    placed: Collection[Pod],
+    nodes: tuple[str, ...],
+    readings: Collection[Reading],
+    told: Mapping[str, TrainingStatus],
+) -> LimitedRun:
+    place = status.admission
+    assert place is not None
+    parts = [_part(reading) for reading in readings]
+    known = [part for part in parts if part is not None]
+    lead = min(placed, key=lambda pod: pod.rank)
+    verified = place.image is not None and place.image.verified
+    spent = status.power if status.power is not None and status.power.attempt == status.attempt else None
+    return LimitedRun(
+        name=run_of(job),
+        work=Work(class_of(job), place.accelerator, place.mode or "resident"),
+        part=min(known) if len(known) == len(nodes) else None,
+        told=_told(told.get(lead.uid)) if verified and lead.rank == 0 else None,
+        nodes=nodes,
+        binds=any(_binds(reading) for reading in readings),
+        cap=1.0 if place.power_cap_percent is None else place.power_cap_percent / 100,
+        before=UNSEEN if spent is None else Cost(float(spent.seconds), spent.slowdown),
+    )
+
+
+def _part(reading: Reading) -> float | None:
+    """The limit of the node's boards, of what they draw at most."""
+    parts = [
+        1.0 if board.limit_w is None else min(board.limit_w / board.nameplate_w, 1.0)
+        for board in reading.boards.values()
+        if board.nameplate_w > 0
+    ]
+    return min(parts) if parts and max(parts) - min(parts) <= STEADY else None
+
+
+def _binds(reading: Reading) -> bool:
+    return any(
+        board.limit_w is not None and board.watts >= AT_LIMIT * board.limit_w
+        for board in reading.boards.values()
+    )
+
+
+def _told(reading: TrainingStatus | None) -> Told | None:
+    if reading is None or reading.phase_seconds is None:
+        return None
+    return Told(reading.tokens, sum(seconds for _, seconds in reading.phase_seconds))
+
+
+def with_curves(
+    works: Mapping[str, NodeWork], runs: Iterable[LimitedRun], curves: LimitCurves, now_s: float
+) -> dict[str, NodeWork]:
+    """The works of nodes with what is known of their jobs, and with trials of what is not.
+
+    A node has a curve where all its boards train the same work, and a trial where they are one job's.
+    """
+    on: dict[str, list[LimitedRun]] = {}
+    for run in runs:
+        for node in run.nodes:
+            on.setdefault(node, []).append(run)
+    found = dict(works)
+    for node, here in on.items():
+        known = found.get(node, PLAIN)
+        if known.kind is not WorkKind.TRAINING or len({run.work for run in here}) > 1:
+            continue
+        factor = curves.weight(here[0], now_s) if len(here) == 1 else 1.0
+        found[node] = replace(known, curve=curves.curve(here[0].work), weight=factor * known.weight)
+    return found
