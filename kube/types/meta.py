@@ -255,35 +255,56 @@ class Resource(KubeModel):
         )
 
 
-MOST_FIELD_SETS = 10_000
-"""Different ones that are remembered: whoever writes objects decides which fields they have."""
+MOST_SHARED = 10_000
+"""Different sets of fields, and different parts, that are remembered: whoever writes objects decides which they have."""
 _field_sets: dict[frozenset[str], set[str]] = {}
+_leaves: dict[tuple[object, ...], BaseModel] = {}
 _PLAIN = frozenset({type(None), str, int, float, bool, datetime})
 """Types with nothing in them; to ask first is faster than pydantic's `isinstance`."""
 
 
-def share_field_sets(model: BaseModel, done: BaseModel | None = None) -> None:
-    """Lets a model that is kept, and all in it, share the set of the fields that were given with models that had the same.
+def share_equal_parts(model: BaseModel, done: BaseModel | None = None) -> None:
+    """Lets a model that is kept, and all in it, share what others have, too: the sets of the fields that were given, and
+    equal parts with nothing but plain values in them.
 
-    Pydantic makes one set per model, and those of a TrainingJob take a third of its memory. The model must not be
+    Pydantic makes one set per model, and those of a TrainingJob take a third of its memory. The API server counts in
+    whole seconds, so most conditions of a job are those of other jobs as well, and take a fourth. The model must not be
     assigned to afterwards, as is the rule for what a cache holds; copies have sets of their own.
 
     Args:
         done: a part of the model for which this was done before.
     """
-    if len(_field_sets) > MOST_FIELD_SETS:
-        _field_sets.clear()
+    for remembered in (_field_sets, _leaves):
+        if len(remembered) > MOST_SHARED:
+            remembered.clear()
     parts: list[object] = [model]
     for part in parts:  # what is in a part is added while they are gone through
         if isinstance(part, list):
-            values: Iterable[object] = part
+            items: Iterable[tuple[Any, object]] = enumerate(part)
+            inside: Any = part
         elif isinstance(part, dict):
-            values = part.values()
+            items, inside = part.items(), part
         elif isinstance(part, BaseModel):
             given = part.__pydantic_fields_set__
             known = _field_sets.setdefault(frozenset(given), given)
             object.__setattr__(part, "__pydantic_fields_set__", known)
-            values = vars(part).values()
+            inside = vars(part)
+            items = inside.items()
         else:
             continue
-        parts += [value for value in values if type(value) not in _PLAIN and value is not done]
+        for name, value in items:
+            if type(value) in _PLAIN or value is done:
+                continue
+            shared = _shared(value) if isinstance(value, BaseModel) else value
+            if shared is value:
+                parts.append(value)
+            else:
+                inside[name] = shared
+
+
+def _shared(part: BaseModel) -> BaseModel:
+    """The part that was seen first of those that equal this one."""
+    values = tuple(vars(part).values())
+    if any(isinstance(value, (list, dict, BaseModel)) for value in values):
+        return part
+    return _leaves.setdefault((type(part), frozenset(part.__pydantic_fields_set__), values), part)

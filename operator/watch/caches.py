@@ -41,7 +41,7 @@ from busbar.kube.types import (
     TrainingJob,
 )
 from busbar.kube.types.lost_work import ChargedLoss, Loss
-from busbar.kube.types.meta import LABEL_QUEUE, share_field_sets
+from busbar.kube.types.meta import LABEL_QUEUE, share_equal_parts
 from busbar.kube.types.meta import Resource as Model
 from busbar.operator.watch.projections import Node, Pod, project_node, project_pod
 from busbar.operator.watch.small_projections import (
@@ -258,7 +258,7 @@ def _read(resource: Resource, model: type[Any], obj: Object, old: Any) -> Any:
             resource.kind, meta.get("namespace", ""), meta["name"], error.errors(include_url=False)[:3],
         )  # fmt: skip
         return None
-    share_field_sets(made, done=spec)
+    share_equal_parts(made, done=spec)
     return made
 
 

@@ -12,7 +12,8 @@ from tests.operator.builders import pod
 from busbar.kube.client import Object
 from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob
-from busbar.kube.types.meta import share_field_sets
+from busbar.kube.types.meta import share_equal_parts
+from busbar.kube.types.shape import GangShape
 from busbar.operator.watch.caches import Caches
 
 NAME = Key("ns", "job")
@@ -73,7 +74,7 @@ def test_models_with_the_same_fields_share_their_sets_and_copies_do_not() -> Non
     one, other = (TrainingJob.model_validate(made(name)) for name in ("one", "other"))
     plain = copy.deepcopy(one)
     for model in (one, other):
-        share_field_sets(model)
+        share_equal_parts(model)
     assert one == plain
     assert one.model_dump(exclude_unset=True) == plain.model_dump(exclude_unset=True)
     assert one.spec.model_fields_set is other.spec.model_fields_set
@@ -93,12 +94,40 @@ def test_models_in_lists_share_their_sets_and_a_part_that_was_done_is_left_alone
     one, other = (
         TrainingJob.model_validate(made(name, status={"conditions": [ready]})) for name in ("one", "other")
     )
-    share_field_sets(one)
-    share_field_sets(other, done=other.spec)
+    share_equal_parts(one)
+    share_equal_parts(other, done=other.spec)
     sets = [model.status.conditions[0].model_fields_set for model in (one, other)]  # type: ignore[union-attr,index]
     assert sets[0] is sets[1]
     assert one.spec.model_fields_set == other.spec.model_fields_set
     assert one.spec.model_fields_set is not other.spec.model_fields_set
+
+
+def test_equal_parts_of_different_jobs_are_one_and_others_stay() -> None:
+    def ended(name: str, second: int, **shape: Any) -> TrainingJob:
+        at = f"2026-03-01T12:00:0{second}Z"
+        conditions = [
+            {"type": kind, "status": "False", "reason": "Queued", "message": "m", "lastTransitionTime": at}
+            for kind in ("Ready", "Failed")
+        ]
+        model = TrainingJob.model_validate(made(name, status={"conditions": conditions}))
+        model = model.model_copy(update={"spec": model.spec.model_copy(update={"shape": GangShape(**shape)})})
+        share_equal_parts(model)
+        return model
+
+    one, same, later = ended("one", 1), ended("same", 1), ended("later", 2)
+    conditions = [model.status.conditions for model in (one, same, later) if model.status is not None]
+    assert conditions[0] is not None
+    assert conditions[1] is not None
+    assert conditions[2] is not None
+    assert conditions[0][0] is conditions[1][0]
+    assert conditions[0][0] is not conditions[0][1]
+    assert conditions[2] != conditions[0]
+    assert one.metadata is not same.metadata
+    assert [model.metadata.name for model in (one, same, later)] == ["one", "same", "later"]
+    assert one.spec.shape is same.spec.shape
+    told = ended("told", 1, min_pods=1)
+    assert told.spec.shape == one.spec.shape
+    assert told.spec.shape.model_fields_set == {"min_pods"}, "what was given differs, so they are two"
 
 
 def test_the_pods_of_the_newest_attempt_that_are_gone_are_known_until_their_job_is() -> None:
