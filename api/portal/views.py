@@ -37,6 +37,7 @@ from busbar.kube.types.training_job import (
 )
 from busbar.kube.types.training_words import (
     adapter_words,
+    disk_words,
     limit_words,
     moment_words,
     phase_words,
@@ -118,6 +119,7 @@ class JobView:
     eta_range: str
     checkpoint: str
     checkpoint_step: int | None
+    checkpoint_rate: str
     lost: str
     pool: str
     accelerator: str
@@ -192,6 +194,7 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         eta_range=_eta_range(progress, now),
         checkpoint=ago(checkpoint.saved_at, now),
         checkpoint_step=checkpoint.step if status.checkpoint is not None else None,
+        checkpoint_rate=disk_words(checkpoint),
         lost=_lost(status.lost_work),
         pool=admission.pool if admission is not None else "",
         accelerator=admission.accelerator if admission is not None else "",

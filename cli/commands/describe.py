@@ -151,6 +151,16 @@ def _limits(power: dict[str, Any] | None) -> str | None:
     return limit_words(PowerUse.model_validate(power)) or None if power else None
 
 
+def _checkpoint(checkpoint: dict[str, Any]) -> str | None:
+    from busbar.kube.types.training_job import CheckpointStatus
+    from busbar.kube.types.training_words import disk_words
+
+    if not checkpoint.get("step"):
+        return None
+    rate = disk_words(CheckpointStatus.model_validate(checkpoint))
+    return ", ".join(filter(None, (f"step {checkpoint['step']}", checkpoint.get("savedAt"), rate)))
+
+
 def _slowest(workers: list[dict[str, Any]]) -> str | None:
     from busbar.kube.types.training_job import Worker
     from busbar.kube.types.training_words import slowest_words
@@ -208,10 +218,7 @@ def _job(found: Object) -> list[tuple[str, object]]:
         ("Lost pods", _replaced(_part(status, "admission").get("replaced") or [])),
         ("Slowest pod", _slowest(_part(status, "progress").get("workers") or [])),
         ("Left", duration(progress.eta_seconds) if progress.eta_seconds is not None else None),
-        (
-            "Checkpoint",
-            f"step {checkpoint['step']}, {checkpoint.get('savedAt', '')}" if checkpoint.get("step") else None,
-        ),
+        ("Checkpoint", _checkpoint(checkpoint)),
         ("Attempts", status.get("attempt")),
         ("Preemptions", status.get("preemptions")),
         (

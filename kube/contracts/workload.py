@@ -147,6 +147,11 @@ class CheckpointReport(WireModel):
     step: int
     saved_at: datetime
     bytes: int = 0
+    bytes_per_second: float | None = None
+    """At which the disk took it; None: it is too small to tell, or another process wrote it."""
+    usual_bytes_per_second: float | None = None
+    slow_in_a_row: int = 0
+    """The newest checkpoints that the disk took at less than half of the usual rate."""
 
 
 class PhaseMemory(WireModel):

@@ -60,6 +60,7 @@ class Reason(StrEnum):
     DEADLINE_MISSED = "DeadlineMissed"
     GANG_INCOMPLETE = "GangIncomplete"
     SLOW_POD = "SlowPod"
+    SLOW_DISK = "SlowDisk"
     PLAN_KEPT = "PlanKept"
     PLAN_EXCEEDED = "PlanExceeded"
     PLAN_REFUSED = "PlanRefused"

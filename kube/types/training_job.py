@@ -575,6 +575,15 @@ class CheckpointStatus(StatusModel):
     step: Count = Field(default=0, description="Its step.")
     saved_at: datetime | None = Field(default=None, description="When it became durable.")
     uri: ShortText | None = Field(default=None, description="Where it is.")
+    mib_per_second: Count | None = Field(
+        default=None, description="Rate at which the disk took it; absent: not known."
+    )
+    usual_mib_per_second: Count | None = Field(
+        default=None, description="What the disk did before: the median of earlier ones, or a probe's."
+    )
+    slow_in_a_row: Count | None = Field(
+        default=None, description="The newest ones that took more than twice as long as usual; absent: none."
+    )
 
 
 class EvaluationResult(StatusModel):

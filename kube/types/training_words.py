@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from busbar.kube.contracts.workload import others_seconds
-from busbar.kube.types.training_job import AdapterProgress, PowerUse, ReplacedPod, StepPhases, Worker
+from busbar.kube.types.training_job import (
+    AdapterProgress,
+    CheckpointStatus,
+    PowerUse,
+    ReplacedPod,
+    StepPhases,
+    Worker,
+)
 
 
 def adapter_words(row: AdapterProgress) -> str:
@@ -38,6 +45,14 @@ def slowest_words(workers: Sequence[Worker]) -> str:
     slowest, usual = workers[0], others_seconds([each.own_seconds for each in workers])
     times = f", {slowest.own_seconds / usual:.2f} times the others" if usual else ""
     return f"rank {slowest.rank}: {slowest.own_seconds:g} s of each step{times}"
+
+
+def disk_words(checkpoint: CheckpointStatus) -> str:
+    """How fast the disk took the last checkpoint, and what is usual where it was slow; empty where that is not known."""
+    if checkpoint.mib_per_second is None:
+        return ""
+    usual = f" (usually {checkpoint.usual_mib_per_second})" if checkpoint.slow_in_a_row else ""
+    return f"{checkpoint.mib_per_second} MiB/s{usual}"
 
 
 def limit_words(power: PowerUse | None) -> str:

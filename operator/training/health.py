@@ -25,6 +25,7 @@ ABOVE_PLAN, ABOVE_PLAN_BYTES = 1.05, 128 * 2**20
 """A peak that is more than both above its plan was not planned; less is what heaps and the pages of libraries take, whatever
 the job's size: in the example job 64 MiB.
 """
+SLOW_CHECKPOINTS = 2
 TOLD = {
     (ConditionType.DEGRADED, ConditionStatus.TRUE),
     (ConditionType.PLAN_FITS, ConditionStatus.FALSE),
@@ -77,8 +78,25 @@ def _peaks(reading: TrainingStatus) -> Iterator[tuple[str, int, int]]:
         yield "device", report.planned_device_bytes, report.peak_device_bytes
 
 
+def _slow_disk(old: TrainingJobStatus | None, new: TrainingJobStatus) -> Iterator[tuple[str, str]]:
+    """Once for each time that a disk becomes slow: a single checkpoint may have had bad luck."""
+    before = old.checkpoint.slow_in_a_row if old is not None and old.checkpoint is not None else None
+    now = new.checkpoint
+    if now is not None and (before or 0) < SLOW_CHECKPOINTS <= (now.slow_in_a_row or 0):
+        where = f" to {now.uri}" if now.uri else ""
+        nodes = new.admission.nodes if new.admission is not None else []
+        yield (
+            Reason.SLOW_DISK,
+            f"The last {now.slow_in_a_row} checkpoints were written{where} at less than half of the usual "
+            f"{now.usual_mib_per_second or 0} MiB/s, the newest at {now.mib_per_second or 0} MiB/s. Look at the volume of the "
+            f"claim{', and at node ' + nodes[0] if nodes else ''}: what else uses the disk, or the network to it?",
+        )
+
+
 def news(old: TrainingJobStatus | None, new: TrainingJobStatus) -> Iterator[tuple[str, str]]:
-    """Reason and message of an event for each condition that has begun to say that something is not as it should be."""
+    """Reason and message of an event for each condition that has begun to say that something is not as it should be, and
+    for a disk that has become slow."""
+    yield from _slow_disk(old, new)
     for kind, bad in sorted(TOLD):
         before = _found(old.conditions if old is not None else None, kind)
         now = _found(new.conditions, kind)

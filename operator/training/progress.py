@@ -69,7 +69,11 @@ def merge_reading(
         fields["memory"] = None  # a new attempt: the old numbers were measured elsewhere
     if reading.checkpoint is not None:
         fields["checkpoint"] = CheckpointStatus(
-            step=_count(reading.checkpoint.step), saved_at=_past(reading.checkpoint.saved_at, now)
+            step=_count(reading.checkpoint.step),
+            saved_at=_past(reading.checkpoint.saved_at, now),
+            mib_per_second=_rate(reading.checkpoint.bytes_per_second),
+            usual_mib_per_second=_rate(reading.checkpoint.usual_bytes_per_second),
+            slow_in_a_row=_count(reading.checkpoint.slow_in_a_row) or None,
         )
     if reading.evaluation is not None:
         fields["evaluation"] = _evaluation(reading.evaluation)
@@ -124,6 +128,12 @@ def _progress(reading: TrainingStatus, now: datetime, slack: float | None) -> Pr
         eta_p90=_moment(now, eta, slack) if slack is not None else None,
         percent=round(percent, 1) if percent is not None else None,
     )
+
+
+def _rate(size: float | None) -> int | None:
+    """MiB of this many bytes."""
+    amount = _amount(size, 0)
+    return None if amount is None else round(amount / 2**20)
 
 
 def _step_seconds(timing: TimingReport | None) -> StepSeconds | None:

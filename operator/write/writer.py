@@ -60,6 +60,7 @@ _WARNINGS = frozenset(
         "DeadlineMissed",
         "DeadlineNotPromised",
         "SlowPod",
+        "SlowDisk",
         "SpeedQuarantined",
         *DomainFault,
         "OverBudget",

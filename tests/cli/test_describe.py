@@ -34,7 +34,13 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
                 {"rank": 1, "ownSeconds": 0.4},
             ],
         },
-        "checkpoint": {"step": 10, "savedAt": "2026-03-01T12:00:00Z"},
+        "checkpoint": {
+            "step": 10,
+            "savedAt": "2026-03-01T12:00:00Z",
+            "mibPerSecond": 41,
+            "usualMibPerSecond": 310,
+            "slowInARow": 2,
+        },
         "admission": {
             "id": "x",
             "pool": "cpu",
@@ -78,7 +84,7 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
         "812 tokens/s, 0.0421 model TFLOP/s",
         "5m00s",
         "Training on pool cpu.",
-        "step 10",
+        "step 10, 2026-03-01T12:00:00Z, 41 MiB/s (usually 310)",
         "Conditions",
     ):
         assert text in done.out, text

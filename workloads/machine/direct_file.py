@@ -12,6 +12,8 @@ import ctypes
 import errno
 import mmap
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +23,33 @@ import torch
 
 PAGE = 4096
 _NOT_SUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class BusyClock:
+    """Seconds in which at least one thread was inside of it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._since = self._total = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of stretches that have ended."""
+        with self._lock:
+            return self._total
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._since = time.monotonic()
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._total += time.monotonic() - self._since
 
 
 class NoRoom(OSError):
@@ -43,6 +72,8 @@ class DirectFile:
 
     def __init__(self, path: Path, size: int, note: Callable[[str], object] = lambda text: None) -> None:
         self._path, self._note = path, note
+        self.busy = BusyClock()
+        """While the disk has something to write."""
         self._buffered = os.open(path, self._access | os.O_CREAT | os.O_TRUNC, 0o644)
         self._opened = [self._buffered]
         self._direct: int | None = None  # None: not supported
@@ -64,6 +95,10 @@ class DirectFile:
 
     def write(self, data: torch.Tensor, offset: int) -> None:
         """Write `data`, uint8 on the host, at `offset`. Several threads may."""
+        with self.busy:
+            self._write(data, offset)
+
+    def _write(self, data: torch.Tensor, offset: int) -> None:
         room = data.numpy().data
         done = 0
         while done < len(room):
@@ -106,7 +141,8 @@ class DirectFile:
         """Make the file durable, unless its writing failed."""
         try:
             if problem is None:
-                os.fsync(self._buffered)
+                with self.busy:
+                    os.fsync(self._buffered)
         finally:
             self._close()
 

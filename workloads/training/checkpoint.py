@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from busbar.workloads.machine.direct_file import NoRoom
+from busbar.workloads.training.disk_pace import DiskPace
 from busbar.workloads.training.durable import fsync
 from busbar.workloads.training.errors import CheckpointError
 from busbar.workloads.training.layout import Layout
@@ -56,6 +57,7 @@ class CheckpointFolder:
         self._damaged: set[int] = set()  # passed over; they never count among the `keep`
         self._may_remove = False  # good checkpoints, if the next one cannot be written otherwise
         self._said: set[str] = set()
+        self.pace = DiskPace()
 
     def write(self, step: int, layout: Layout, blocks: Blocks, facts: Mapping[str, Any]) -> int:
         """Make the checkpoint of `step` durable; returns its bytes. Raises CheckpointError.
@@ -82,7 +84,9 @@ class CheckpointFolder:
     ) -> int:
         while True:
             try:
-                checksums = write_state(folder / STATE, step, layout, blocks, self._note_once)
+                checksums = write_state(
+                    folder / STATE, step, layout, blocks, self._note_once, self.pace.wrote
+                )
                 break
             except NoRoom:  # a quota, say: the file system had said that there was room
                 if not self._remove_oldest():

@@ -137,6 +137,8 @@ class Session:
         self.measured: dict[str, int] = {}  # host bytes by phase
         self.held_out: list[Row] = []
         self.prediction: Prediction | None = None
+        self.disk_bytes_per_s: float | None = None
+        """Of the checkpoints' disk, where it was probed."""
         self.together: Together | None = None
         self.flops_per_token: int | None = None
 
@@ -361,6 +363,7 @@ class Session:
         except Exception as problem:  # a part of a model may not run where the whole does
             self.reporter.note(f"seconds per step are not predicted for this model: {problem}")
             return
+        self.disk_bytes_per_s = found.disk_bytes_per_s
         micro_batches = spec.batch.sequences // spec.batch.micro_batch
         self.prediction = prediction.predict(plan, self.demand, found, micro_batches)
         self.reporter.note(self.prediction.explain())
@@ -445,7 +448,13 @@ class Session:
             copies = together.copies(self.run.copies, self.parity)
             on_disk = resume(self, trainer, folder, copies, journal, facts)
             together.agree(same_on_all_ranks({"step": trainer.done}, trainer))
-            durable = self.status.durable_checkpoint
+            folder.pace.probed = self.disk_bytes_per_s
+
+            def durable(step: int, saved_at: float, size: int) -> None:
+                self.status.durable_checkpoint(step, saved_at, size, folder.pace.said())
+                if warning := folder.pace.warning():
+                    self.reporter.note(warning)
+
             saver = Saver(folder, trainer.snapshot, facts, journal.sync, durable, together.ranks.gather)
             saver.durable_step = on_disk
             copier = Copier.of(self.run, copies, trainer.snapshot, facts)

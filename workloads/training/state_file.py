@@ -45,14 +45,24 @@ class Blocks(Protocol):
 
 
 def write_state(
-    path: Path, step: int, layout: Layout, blocks: Blocks, note: Callable[[str], object] = lambda text: None
+    path: Path,
+    step: int,
+    layout: Layout,
+    blocks: Blocks,
+    note: Callable[[str], object] = lambda text: None,
+    wrote: Callable[[int, float], object] = lambda size, seconds: None,
 ) -> dict[str, int]:
-    """Write one file of state, durably; returns the checksum of each tensor. Raises CheckpointError or OSError."""
+    """Write one file of state, durably; returns the checksum of each tensor. Raises CheckpointError or OSError.
+
+    Args:
+        wrote: told the bytes, and the seconds in which the disk had some of them to write.
+    """
     header = layout.header()
     with DirectFile(path, len(header) + layout.size, note) as file:
         file.write(torch.frombuffer(bytearray(header), dtype=torch.uint8), 0)
         writing = _Writing(file, len(header), step, layout, blocks)
         writing.go()
+    wrote(layout.size, file.busy.seconds)
     return writing.checksums()
 
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import generate_latest
@@ -84,12 +85,14 @@ class Status(Collector):
                 }
             )
 
-    def durable_checkpoint(self, step: int, saved_at: float, size: int) -> None:
-        """`saved_at` in seconds since the epoch."""
+    def durable_checkpoint(
+        self, step: int, saved_at: float, size: int, pace: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """`saved_at` in seconds since the epoch; `pace` as `DiskPace.said` gives it."""
         moment = datetime.fromtimestamp(saved_at, UTC).isoformat(timespec="seconds")
         with self._lock:
             self._saved_at = saved_at
-            self._set({"checkpoint": {"step": step, "savedAt": moment, "bytes": size}})
+            self._set({"checkpoint": {"step": step, "savedAt": moment, "bytes": size, **pace}})
 
     def count_traffic(self, loaded: int, stored: int, stall_seconds: float) -> None:
         with self._lock:
@@ -163,6 +166,11 @@ class Status(Collector):
         yield from _gauge("checkpoint_bytes", "Size of the last durable checkpoint", checkpoint.get("bytes"))
         yield from _gauge(
             "checkpoint_age_seconds", "Age of the last durable checkpoint", self.checkpoint_age_s()
+        )
+        yield from _gauge(
+            "checkpoint_bytes_per_second",
+            "Rate at which the disk took the last checkpoint",
+            checkpoint.get("bytesPerSecond"),
         )
         yield _counter("checkpoint_stall_seconds", "Time training waited for checkpoints", stall)
         spent = CounterMetricFamily(

@@ -171,3 +171,30 @@ def test_the_end_keeps_what_was_told_of_the_plan_and_a_refused_one_is_told_with_
     found = fits(failed)
     assert found is not None
     assert (found.status, found.reason, found.message) == ("False", "PlanRefused", why)
+
+
+def saved(slow: int | None, rate: int = 40) -> TrainingJobStatus:
+    """A status with a checkpoint, of which so many were slow."""
+    checkpoint = {
+        "step": 9,
+        "uri": "pvc://out/run/checkpoints",
+        "mibPerSecond": rate,
+        "usualMibPerSecond": 310,
+    }
+    checkpoint |= {} if slow is None else {"slowInARow": slow}
+    admission = {"id": "x", "pool": "p", "accelerator": "A100", "pods": 1, "nodes": ["node-7"]}
+    return TrainingJobStatus.model_validate({"checkpoint": checkpoint, "admission": admission})
+
+
+def test_a_disk_that_became_slow_is_an_event_once() -> None:
+    assert list(news(saved(None, 300), saved(1))) == []
+    [(reason, message)] = news(saved(1), saved(2))
+    assert reason == "SlowDisk"
+    assert message == (
+        "The last 2 checkpoints were written to pvc://out/run/checkpoints at less than half of the usual 310 MiB/s, the newest "
+        "at 40 MiB/s. Look at the volume of the claim, and at node node-7: what else uses the disk, or the network to it?"
+    )
+    assert list(news(saved(2), saved(3))) == []
+    assert [each[0] for each in news(None, saved(3))] == ["SlowDisk"]
+    assert list(news(saved(3), saved(None, 300))) == []
+    assert [each[0] for each in news(saved(None, 300), saved(2))] == ["SlowDisk"]
