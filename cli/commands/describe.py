@@ -144,11 +144,11 @@ def _phases(percent: dict[str, Any]) -> str | None:
     return phase_words(StepPhases.model_validate(percent)) or None
 
 
-def _limits(power: dict[str, Any] | None) -> str | None:
+def _limits(power: dict[str, Any] | None, attempt: int | None) -> str | None:
     from busbar.kube.types.training_job import PowerUse
     from busbar.kube.types.training_words import limit_words
 
-    return limit_words(PowerUse.model_validate(power)) or None if power else None
+    return limit_words(PowerUse.model_validate(power), attempt) or None if power else None
 
 
 def _checkpoint(checkpoint: dict[str, Any]) -> str | None:
@@ -202,7 +202,7 @@ def _job(found: Object) -> list[tuple[str, object]]:
         *_placement(status),
         *_forecast(status),
         ("Power cap", _power_cap(_part(status, "admission"))),
-        ("Power limits", _limits(status.get("power"))),
+        ("Power limits", _limits(status.get("power"), status.get("attempt"))),
         ("Place", _place(status)),
         ("Progress", steps),
         ("Bad rows", _part(status, "progress").get("badRows") or None),

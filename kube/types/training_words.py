@@ -55,9 +55,9 @@ def disk_words(checkpoint: CheckpointStatus) -> str:
     return f"{checkpoint.mib_per_second} MiB/s{usual}"
 
 
-def limit_words(power: PowerUse | None) -> str:
-    """Under which power limit a job's boards are, and what limits have cost it; empty where no feed limits them."""
-    if power is None:
+def limit_words(power: PowerUse | None, attempt: int | None) -> str:
+    """Under which power limit a job's boards are, and what limits have cost this attempt; empty where no feed limits them."""
+    if power is None or power.attempt != attempt:
         return ""
     now = "" if power.limit_percent is None else f"boards at {power.limit_percent} % of their highest, "
     if power.seconds < 1:

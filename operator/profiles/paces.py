@@ -149,9 +149,12 @@ class LimitCurves:
         return {work: of for work, of in self.evidence.items() if work.workload_class == workload_class}
 
     def cost(self, run: str) -> tuple[Cost, float | None] | None:
-        """What limits have cost a run, and its limit now; None: it is on no boards that are limited."""
+        """What limits have cost a run, and its limit now; None: it is on no boards that are limited, or nothing is known of
+        their limits."""
         kept = self._runs.get(run)
-        return None if kept is None else (kept.cost, kept.part)
+        if kept is None or (kept.part is None and not kept.cost.seconds):
+            return None
+        return kept.cost, kept.part
 
     def weight(self, run: LimitedRun, now_s: float) -> float:
         """A factor on the weight of its nodes: runs that can teach are tried under other limits now and then."""

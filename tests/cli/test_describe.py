@@ -55,6 +55,7 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
             ],
         },
         "usage": {"energyJoules": 3.6e6},
+        "attempt": 1,
         "power": {"attempt": 1, "limitPercent": 72, "seconds": 900, "slowdown": 1.083},
         "model": {"adapter": "LoRA of rank 8 on q_proj", "parameters": 64_000, "trainableParameters": 1024},
         "conditions": [

@@ -300,7 +300,7 @@ def test_a_job_page_says_its_cap_and_what_it_will_have_used() -> None:
     }
     capped = admission | {"powerCapPercent": 70, "powerCapWatts": 280.0}
     used = {"usage": {"energyJoules": 3.6e6}, "progress": {"step": 25, "totalSteps": 100}}
-    used["power"] = {"attempt": 1, "seconds": 60, "slowdown": 1.25}
+    used |= {"attempt": 2, "power": {"attempt": 2, "seconds": 60, "slowdown": 1.25}}
     view = job_view(made(JOB, phase="Running", admission=capped, **used), NOW)
     assert (view.power_cap, view.energy, view.energy_in_all) == (
         "70 % of each board's limit (280 W)",
@@ -308,6 +308,8 @@ def test_a_job_page_says_its_cap_and_what_it_will_have_used() -> None:
         "4 kWh",
     )
     assert view.power_limits == "1.25 times as long as without limits so far"
+    again = job_view(made(JOB, phase="Running", admission=capped, **(used | {"attempt": 3})), NOW)
+    assert again.power_limits == "", "that was the attempt before"
     assert (view.nodes, view.accelerators_per_pod) == (("n",), 8)
     ended = job_view(made(JOB, phase="Succeeded", admission=admission, **used), NOW)
     assert (ended.power_cap, ended.energy_in_all, ended.nodes) == ("", "", ())

@@ -116,7 +116,9 @@ def test_what_limits_cost_a_run_is_a_mean_over_the_time_that_its_limits_were_kno
     assert found[0].seconds == 20
     assert found[0].slowdown == pytest.approx((1 + published) / 2)
     assert found[1] is None
-    assert curves.cost("b") is None
+    curves.look([LimitedRun("b", LLAMA, None, None)], 40.0)
+    assert curves.cost("b") is None, "nothing is known of its limits"
+    assert curves.cost("c") is None
 
 
 def test_limits_that_hold_nothing_and_the_cap_of_the_job_cost_nothing() -> None:
