@@ -19,6 +19,9 @@ from busbar.scheduler.power.decision import Decision
 CURVE = CapCurve(((0.25, 3.0), (0.5, 1.4), (0.75, 1.1), (1.0, 1.0)))
 CURVES = {Phase.PREFILL: CURVE, Phase.DECODE: CURVE.softened(0.5), Phase.TRAINING: CURVE}
 BUSY = (PhaseLoad(Phase.TRAINING, 1.0, 400.0),)
+FLAT = (PhaseLoad(Phase.TRAINING, 1.0, 300.0, curve=CapCurve(((0.25, 1.05), (1.0, 1.0)))),)
+STEEP = (PhaseLoad(Phase.TRAINING, 1.0, 400.0, curve=CapCurve(((0.25, 10.0), (0.9, 2.0), (1.0, 1.0)))),)
+"""Training whose curve was learned."""
 IDLE = (PhaseLoad(Phase.IDLE, 1.0, 60.0),)
 SERVING = (PhaseLoad(Phase.PREFILL, 0.3, 400.0), PhaseLoad(Phase.DECODE, 0.7, 220.0))
 

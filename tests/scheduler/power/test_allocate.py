@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from tests.scheduler.power.row import CURVES, SERVING, node
+from tests.scheduler.power.row import CURVES, FLAT, SERVING, STEEP, node
 
 from busbar.scheduler.errors import PowerError
 from busbar.scheduler.power import CapCurve, Phase, PhaseLoad
@@ -17,7 +17,10 @@ from busbar.scheduler.power.allocate import Demand, Segments, allocate, fill, se
 
 def test_savings_fall_along_every_curve() -> None:
     demands = [
-        Demand(node("a"), SERVING, spread_w, burst) for spread_w in (0, 300) for burst in (False, True)
+        Demand(node("a"), phases, spread_w, burst)
+        for phases in (SERVING, FLAT, STEEP)
+        for spread_w in (0, 300)
+        for burst in (False, True)
     ]
     saved = segments(demands, CURVES).saved
     assert (np.diff(saved, axis=1) <= 1e-12).all()

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.scheduler.power.row import BUSY, CURVES, SERVING, node
+from tests.scheduler.power.row import BUSY, CURVES, FLAT, SERVING, STEEP, node
 
 from busbar.scheduler.power import (
     ControlSettings,
@@ -125,7 +125,7 @@ class World:
         if self.random.random() < self.cuts_off:
             self.away ^= {self.random.choice(NAMES)}
         if self.random.random() < 0.1:
-            self.phases[self.random.choice(NAMES)] = self.random.choice((BUSY, SERVING))
+            self.phases[self.random.choice(NAMES)] = self.random.choice((BUSY, SERVING, FLAT, STEEP))
 
     def _control(self) -> None:
         decision = control(
