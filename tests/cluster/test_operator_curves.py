@@ -86,7 +86,9 @@ async def test_a_job_under_changing_limits_teaches_a_curve_that_outlives_the_ope
         def worth_s(found: list[Object]) -> float:
             return math.fsum(each["seconds"] for curve in found for each in curve["comparisons"])
 
-        for budget_w in (1450, 950, 1450):
+        for budget_w in (1450, 950, 1450, 950, 1450, 950, 1450):
+            if worth_s(await curves()) > 2.0:
+                break
             await cluster.client.patch(POWER_DOMAINS, "red", {"spec": {"budgetWatts": budget_w}})
             before_s = engine.seconds
 

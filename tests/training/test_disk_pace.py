@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -86,35 +84,49 @@ def test_too_little_says_nothing(size: int, seconds: float) -> None:
     assert said == {"bytesPerSecond": None, "usualBytesPerSecond": SIZE, "slowInARow": 0}
 
 
-def test_the_time_of_several_threads_counts_once() -> None:
-    clock, inside = BusyClock(), threading.Barrier(3)
+class Clock:
+    """Time that passes when a test says so."""
 
-    def work() -> None:
-        with clock:
-            inside.wait()
-            time.sleep(0.05)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        monkeypatch.setattr("busbar.workloads.machine.direct_file.time.monotonic", lambda: self.now_s)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    once = clock.seconds
-    assert 0.05 <= once < 0.15
-    time.sleep(0.05)
-    assert clock.seconds == once
-    with clock:
-        pass
-    assert clock.seconds >= once
+
+def test_time_in_which_several_write_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, busy = Clock(monkeypatch), BusyClock()
+    with busy:
+        clock.now_s += 1.0
+        with busy:
+            clock.now_s += 2.0
+        clock.now_s += 3.0
+        assert busy.seconds == 0.0, "it has not ended"
+    assert busy.seconds == 6.0
+    clock.now_s += 50.0
+    assert busy.seconds == 6.0
+    with busy:
+        clock.now_s += 0.5
+    assert busy.seconds == 6.5
 
 
 def test_a_file_counts_its_writes_and_what_makes_it_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: time.sleep(0.03))
+    clock, write = Clock(monkeypatch), os.pwrite
+
+    def slow_write(descriptor: int, data: memoryview, offset: int) -> int:
+        clock.now_s += 2.0
+        return write(descriptor, data, offset)
+
+    def slow_sync(descriptor: int) -> None:
+        clock.now_s += 3.0
+
+    monkeypatch.setattr(os, "pwrite", slow_write)
+    monkeypatch.setattr(os, "fsync", slow_sync)
     with DirectFile(tmp_path / "file", 8192) as file:
-        time.sleep(0.05)
+        clock.now_s += 50.0
         file.write(torch.zeros(8192, dtype=torch.uint8), 0)
         written_s = file.busy.seconds
-    assert 0 < written_s < 0.05
-    assert file.busy.seconds - written_s >= 0.03
+        clock.now_s += 50.0
+    assert written_s >= 2.0
+    assert written_s % 2.0 == 0.0, "each call of the system takes two seconds here"
+    assert file.busy.seconds == written_s + 3.0
