@@ -16,7 +16,7 @@ from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TR
 from busbar.kube.types import Tenant, TrainingJob, TrainingPhase
 from busbar.kube.types.reasons import Reason
 from busbar.kube.types.tenant import TenantUsage
-from busbar.kube.types.training_job import TrainingJobStatus, Usage
+from busbar.kube.types.training_status import TrainingJobStatus, Usage
 from busbar.operator.accounting.allocations import (
     AllocationCounts,
     Allocations,

@@ -19,7 +19,7 @@ from busbar.api.kubernetes.store import Store
 from busbar.api.objects.cluster import usable
 from busbar.api.objects.objects import Objects
 from busbar.kube.types import AcceleratorPool, ModelService, Tenant, TrainingJob
-from busbar.kube.types.training_job import Progress, TrainingPhase
+from busbar.kube.types.training_status import Progress, TrainingPhase
 
 ENDED_WITHIN = timedelta(hours=24)
 NEGLIGIBLE = 0.05

@@ -14,7 +14,7 @@ from busbar.api.portal.render import frame, html, is_fragment
 from busbar.kube.contracts.preview import span
 from busbar.kube.resources import MODEL_SERVICES
 from busbar.kube.types import TrainingJob
-from busbar.kube.types.training_job import TrainingPhase
+from busbar.kube.types.training_status import TrainingPhase
 
 Anyone = Annotated[Caller, Depends(AnyCaller())]
 

@@ -22,7 +22,7 @@ from busbar.kube.types.service_words import (
     loss_facts,
     pool_words,
 )
-from busbar.kube.types.training_job import (
+from busbar.kube.types.training_status import (
     TERMINAL_PHASES,
     Admission,
     CheckpointStatus,
@@ -213,7 +213,7 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         if usage.energy_joules and 0 < step < total and phase not in TERMINAL_PHASES
         else "",
         power_cap=power_cap(admission) if admission is not None else "",
-        power_limits=limit_words(status.power, status.attempt),
+        power_limits=limit_words(status.power_of_attempt),
         nodes=tuple(admission.nodes) if admission is not None and phase not in TERMINAL_PHASES else (),
         accelerators_per_pod=admission.accelerators_per_pod if admission is not None else 0,
         suspended=spec.suspend,

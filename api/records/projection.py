@@ -12,12 +12,7 @@ from busbar.kube.types import ModelService, TrainingJob
 from busbar.kube.types.lost_work import LostWork, LostWorkCaused
 from busbar.kube.types.meta import ANNOTATION_REQUESTER
 from busbar.kube.types.service_status import ModelServiceStatus
-from busbar.kube.types.training_job import (
-    Admission,
-    Progress,
-    TrainingJobStatus,
-    Usage,
-)
+from busbar.kube.types.training_status import Admission, Progress, TrainingJobStatus, Usage
 
 MOST = 2**31 - 1
 """Largest count that is stored. A job reports its own counts; one that exceeds its column would make the

@@ -138,21 +138,22 @@ def _speed(progress: dict[str, Any]) -> str | None:
 
 
 def _phases(percent: dict[str, Any]) -> str | None:
-    from busbar.kube.types.training_job import StepPhases
+    from busbar.kube.types.training_status import StepPhases
     from busbar.kube.types.training_words import phase_words
 
     return phase_words(StepPhases.model_validate(percent)) or None
 
 
-def _limits(power: dict[str, Any] | None, attempt: int | None) -> str | None:
-    from busbar.kube.types.training_job import PowerUse
+def _limits(status: dict[str, Any]) -> str | None:
+    from busbar.kube.types.training_status import TrainingJobStatus
     from busbar.kube.types.training_words import limit_words
 
-    return limit_words(PowerUse.model_validate(power), attempt) or None if power else None
+    fields = {name: status[name] for name in ("attempt", "power") if name in status}
+    return limit_words(TrainingJobStatus.model_validate(fields).power_of_attempt) or None
 
 
 def _checkpoint(checkpoint: dict[str, Any]) -> str | None:
-    from busbar.kube.types.training_job import CheckpointStatus
+    from busbar.kube.types.training_status import CheckpointStatus
     from busbar.kube.types.training_words import disk_words
 
     if not checkpoint.get("step"):
@@ -162,14 +163,14 @@ def _checkpoint(checkpoint: dict[str, Any]) -> str | None:
 
 
 def _slowest(workers: list[dict[str, Any]]) -> str | None:
-    from busbar.kube.types.training_job import Worker
+    from busbar.kube.types.training_status import Worker
     from busbar.kube.types.training_words import slowest_words
 
     return slowest_words([Worker.model_validate(each) for each in workers]) or None
 
 
 def _replaced(replaced: list[dict[str, Any]]) -> str | None:
-    from busbar.kube.types.training_job import ReplacedPod
+    from busbar.kube.types.training_status import ReplacedPod
     from busbar.kube.types.training_words import replaced_words
 
     return replaced_words([ReplacedPod.model_validate(each) for each in replaced]) or None
@@ -202,7 +203,7 @@ def _job(found: Object) -> list[tuple[str, object]]:
         *_placement(status),
         *_forecast(status),
         ("Power cap", _power_cap(_part(status, "admission"))),
-        ("Power limits", _limits(status.get("power"), status.get("attempt"))),
+        ("Power limits", _limits(status)),
         ("Place", _place(status)),
         ("Progress", steps),
         ("Bad rows", _part(status, "progress").get("badRows") or None),
@@ -241,7 +242,7 @@ def _trained(model: dict[str, Any]) -> str | None:
 
 def _adapters(status: dict[str, Any]) -> list[tuple[str, object]]:
     """Each of several adapters."""
-    from busbar.kube.types.training_job import AdapterProgress
+    from busbar.kube.types.training_status import AdapterProgress
     from busbar.kube.types.training_words import adapter_words
 
     rows = [AdapterProgress.model_validate(row) for row in status.get("adapters") or []]
@@ -333,7 +334,7 @@ def _place(status: dict[str, Any]) -> str | None:
     found = _part(status, "reservation")
     if not found:
         return None
-    from busbar.kube.types.training_job import Reservation
+    from busbar.kube.types.training_status import Reservation
 
     return Reservation.model_validate(found).sentence(datetime.now(UTC))
 

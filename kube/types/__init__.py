@@ -15,7 +15,8 @@ from busbar.kube.types.performance_profile import PerformanceProfile
 from busbar.kube.types.power_domain import PowerDomain
 from busbar.kube.types.service_status import ServicePhase
 from busbar.kube.types.tenant import Tenant
-from busbar.kube.types.training_job import TrainingJob, TrainingPhase
+from busbar.kube.types.training_job import TrainingJob
+from busbar.kube.types.training_status import TrainingPhase
 
 KINDS: dict[str, type[Resource]] = {
     model.__name__: model

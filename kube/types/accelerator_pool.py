@@ -23,7 +23,7 @@ from busbar.kube.types.meta import (
     short_name_rule,
 )
 from busbar.kube.types.rules import Rule, immutable, not_built
-from busbar.kube.types.training_job import Amount, Count
+from busbar.kube.types.training_status import Amount, Count
 
 TenantList = Annotated[
     list[DnsLabel], Field(max_length=256, json_schema_extra={"x-kubernetes-list-type": "set"})

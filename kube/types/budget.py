@@ -9,7 +9,7 @@ from pydantic import Field
 
 from busbar.kube.types.meta import SpecModel, StatusModel
 from busbar.kube.types.rules import Rule
-from busbar.kube.types.training_job import Amount
+from busbar.kube.types.training_status import Amount
 
 LIMITED = ("accelerator_hours", "cost", "kilowatt_hours")
 """What a budget limits: the fields of Budget and BudgetUse."""

@@ -8,7 +8,7 @@ from pydantic import Field
 from busbar.kube.types.budget import BudgetState, Period
 from busbar.kube.types.meta import SpecModel, StatusModel
 from busbar.kube.types.rules import Rule
-from busbar.kube.types.training_job import Amount
+from busbar.kube.types.training_status import Amount
 
 PerMinute = Annotated[int, Field(ge=1, le=1_000_000_000)]
 PerMillion = Annotated[float, Field(ge=0, le=10_000)]

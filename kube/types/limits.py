@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from busbar.kube.types.meta import DnsLabel, SpecModel, StatusModel
-from busbar.kube.types.training_job import Amount, Count
+from busbar.kube.types.training_status import Amount, Count
 
 QUOTA = "busbar-tenant-limits"
 """The ResourceQuota that the operator renders in each namespace."""

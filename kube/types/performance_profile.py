@@ -29,7 +29,7 @@ from busbar.kube.types.meta import (
     StatusModel,
 )
 from busbar.kube.types.rules import Rule, immutable
-from busbar.kube.types.training_job import Amount, Count
+from busbar.kube.types.training_status import Amount, Count
 
 MOST_CELLS = 256
 MOST_EVIDENCE = 256

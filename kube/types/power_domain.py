@@ -21,7 +21,7 @@ from busbar.kube.types.meta import (
 )
 from busbar.kube.types.power_meter import PowerMeter, PowerMeterStatus
 from busbar.kube.types.rules import Rule
-from busbar.kube.types.training_job import Count
+from busbar.kube.types.training_status import Count
 
 Watts = Annotated[float, Field(ge=0)]
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from busbar.kube.types.lost_work import LostWorkCaused
 from busbar.kube.types.meta import CamelReason, Conditions, DnsLabel, Sentence, ShortText, StatusModel
 from busbar.kube.types.performance_profile import StepModel
-from busbar.kube.types.training_job import Amount, Count, Usage
+from busbar.kube.types.training_status import Amount, Count, Usage
 
 MOST_MEASURED = 16
 MOST_DECISIONS = 50

@@ -23,7 +23,7 @@ from busbar.kube.types.meta import (
     short_name_rule,
 )
 from busbar.kube.types.rules import Rule
-from busbar.kube.types.training_job import Amount, Count
+from busbar.kube.types.training_status import Amount, Count
 
 Share = Annotated[float, Field(ge=0, le=1_000_000)]
 MOST_USERS = 128

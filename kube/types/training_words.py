@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from busbar.kube.contracts.workload import others_seconds
-from busbar.kube.types.training_job import (
+from busbar.kube.types.training_status import (
     AdapterProgress,
     CheckpointStatus,
     PowerUse,
@@ -55,9 +55,9 @@ def disk_words(checkpoint: CheckpointStatus) -> str:
     return f"{checkpoint.mib_per_second} MiB/s{usual}"
 
 
-def limit_words(power: PowerUse | None, attempt: int | None) -> str:
-    """Under which power limit a job's boards are, and what limits have cost this attempt; empty where no feed limits them."""
-    if power is None or power.attempt != attempt:
+def limit_words(power: PowerUse | None) -> str:
+    """Under which power limit a job's boards are, and what limits have cost it; empty where no feed limits them."""
+    if power is None:
         return ""
     now = "" if power.limit_percent is None else f"boards at {power.limit_percent} % of their highest, "
     if power.seconds < 1:

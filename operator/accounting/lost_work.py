@@ -24,7 +24,7 @@ from busbar.kube.types.lost_work import (
     TenantLostWork,
     UnsettledLoss,
 )
-from busbar.kube.types.training_job import Admission
+from busbar.kube.types.training_status import Admission
 
 DIGITS = 6
 

@@ -20,7 +20,7 @@ from busbar.kube.types import AcceleratorPool, ModelService, TrainingJob
 from busbar.kube.types.power_domain import PowerDomainStatus
 from busbar.kube.types.service_status import ModelServiceStatus
 from busbar.kube.types.tenant import TenantStatus
-from busbar.kube.types.training_job import TERMINAL_PHASES, TrainingJobStatus
+from busbar.kube.types.training_status import TERMINAL_PHASES, TrainingJobStatus
 from busbar.operator.energy.accounts import Accounts
 from busbar.operator.energy.checkpoint import Checkpoint, cut_of, metering_of
 from busbar.operator.energy.holders import Holders

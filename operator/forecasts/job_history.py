@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 
 from busbar.kube.types import TrainingJob
 from busbar.kube.types.forecast import Promise
-from busbar.kube.types.training_job import TERMINAL_PHASES
+from busbar.kube.types.training_status import TERMINAL_PHASES
 from busbar.operator.training.status import counted_to
 from busbar.scheduler import Finished, Outcome
 from busbar.scheduler.forecast.history import OUTCOMES

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from busbar.kube.types.training_job import CheckedImage
+from busbar.kube.types.training_status import CheckedImage
 from busbar.operator.watch.projections import Pod
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from busbar.kube.informer import Key
 from busbar.kube.types import Tenant, TrainingJob
-from busbar.kube.types.training_job import TERMINAL_PHASES
+from busbar.kube.types.training_status import TERMINAL_PHASES
 from busbar.operator.watch.projections import Pod
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from busbar.kube.contracts.workload import TrainingStatus
 from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob
-from busbar.kube.types.training_job import PowerUse, TrainingJobStatus
+from busbar.kube.types.training_status import PowerUse, TrainingJobStatus
 from busbar.operator.pods.manifests import KIND_TRAINING
 from busbar.operator.power.membership import Membership
 from busbar.operator.power.readings import Reading
@@ -93,7 +93,7 @@ def _run(
     known = [part for part in parts if part is not None]
     lead = min(placed, key=lambda pod: pod.rank)
     verified = place.image is not None and place.image.verified
-    spent = status.power if status.power is not None and status.power.attempt == status.attempt else None
+    spent = status.power_of_attempt
     return LimitedRun(
         name=run_of(job),
         work=Work(class_of(job), place.accelerator, place.mode or "resident"),

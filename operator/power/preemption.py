@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from busbar.kube.informer import Key
 from busbar.kube.resources import MODEL_SERVICES, POWER_DOMAINS, TRAINING_JOBS
 from busbar.kube.types.reasons import Reason
-from busbar.kube.types.training_job import TERMINAL_PHASES
+from busbar.kube.types.training_status import TERMINAL_PHASES
 from busbar.operator.decisions import Release
 from busbar.operator.power.leasts import Objects, leasts, places, tree_of, works
 from busbar.operator.power.membership import Membership

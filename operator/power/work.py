@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from busbar.kube.informer import Key
 from busbar.kube.types import ModelService, TrainingJob
-from busbar.kube.types.training_job import TERMINAL_PHASES
+from busbar.kube.types.training_status import TERMINAL_PHASES
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING
 from busbar.operator.power.membership import Membership
 from busbar.operator.watch.projections import Pod

@@ -22,7 +22,7 @@ from busbar.kube.informer import Key
 from busbar.kube.resources import PERFORMANCE_PROFILES, TRAINING_JOBS
 from busbar.kube.types import PerformanceProfile, TrainingJob
 from busbar.kube.types.reasons import Reason
-from busbar.kube.types.training_job import TERMINAL_PHASES, TrainingPhase
+from busbar.kube.types.training_status import TERMINAL_PHASES, TrainingPhase
 from busbar.operator.decisions import Decision
 from busbar.operator.pools.nodes import DISCOVERED
 from busbar.operator.profiles.observations import by_class, digests, read, slack_at

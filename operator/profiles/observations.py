@@ -31,7 +31,7 @@ from busbar.kube.types.performance_profile import (
     StatedCell,
     TenantConduct,
 )
-from busbar.kube.types.training_job import Admission
+from busbar.kube.types.training_status import Admission
 from busbar.operator.profiles.speeds import SpeedReport
 from busbar.scheduler import Cell, PerformanceTable, Source
 from busbar.scheduler.model.table import (

@@ -26,7 +26,7 @@ from busbar.kube.types.performance_profile import (
 )
 from busbar.kube.types.reasons import ConditionType, Reason
 from busbar.kube.types.service_status import MeasuredReplica
-from busbar.kube.types.training_job import TERMINAL_PHASES
+from busbar.kube.types.training_status import TERMINAL_PHASES
 from busbar.operator.profiles.observations import (
     ClassObservations,
     Place,

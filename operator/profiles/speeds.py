@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from busbar.kube.types import TrainingJob
-from busbar.kube.types.training_job import TERMINAL_PHASES, TrainingJobStatus, TrainingPhase
+from busbar.kube.types.training_status import TERMINAL_PHASES, TrainingJobStatus, TrainingPhase
 from busbar.scheduler.fit import accelerator
 from busbar.scheduler.model.table import Record, accelerator_key, named_nodes
 from busbar.scheduler.performance.reports import NOISE, SIGMAS, SLACK
@@ -101,9 +101,8 @@ def speed_report(job: TrainingJob, workload_class: str, tokens: float, tenant: s
 
 def _slowdown(status: TrainingJobStatus) -> float:
     """What limits have cost the attempt, as a factor on its time."""
-    power = status.power
-    known = power is not None and power.attempt == status.attempt
-    return max(1.0, power.slowdown) if power is not None and known else 1.0
+    power = status.power_of_attempt
+    return 1.0 if power is None else max(1.0, power.slowdown)
 
 
 def _watts(status: TrainingJobStatus, kind: str) -> float:

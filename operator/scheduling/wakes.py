@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from busbar.kube.types import TrainingJob, TrainingPhase
-from busbar.kube.types.training_job import TERMINAL_PHASES
+from busbar.kube.types.training_status import TERMINAL_PHASES
 from busbar.operator.scheduling.power_domains import holds_boards, is_closed
 from busbar.operator.watch.projections import Pod, Sleep
 

@@ -10,11 +10,7 @@ from busbar.kube.informer import Key
 from busbar.kube.resources import TRAINING_JOBS
 from busbar.kube.types import TrainingPhase
 from busbar.kube.types.reasons import Reason
-from busbar.kube.types.training_job import (
-    Admission,
-    PodCounts,
-    TrainingJobStatus,
-)
+from busbar.kube.types.training_status import Admission, PodCounts, TrainingJobStatus
 from busbar.operator.training.replace import replace_lost
 from busbar.operator.training.status import count_usage, ended_at, in_phase, with_exit_messages
 from busbar.operator.training.view import (

@@ -8,7 +8,8 @@ from datetime import datetime
 from busbar.kube.types import TrainingJob, quantity
 from busbar.kube.types.meta import ANNOTATION_REQUESTER
 from busbar.kube.types.shape import Domain
-from busbar.kube.types.training_job import TERMINAL_PHASES, TrainingJobSpec
+from busbar.kube.types.training_job import TrainingJobSpec
+from busbar.kube.types.training_status import TERMINAL_PHASES
 from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods.claims import Claim, per_pod
 from busbar.operator.profiles.table import workload

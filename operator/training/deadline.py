@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from busbar.kube.types import TrainingJob, TrainingPhase
 from busbar.kube.types.reasons import Reason
-from busbar.kube.types.training_job import (
+from busbar.kube.types.training_status import (
     TERMINAL_PHASES,
     DeadlineAnswer,
     DeadlineStatus,

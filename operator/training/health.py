@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from busbar.kube.contracts.workload import DOES_NOT_FIT, SLOW_WORKER, TrainingStatus, others_seconds
 from busbar.kube.types import Condition, ConditionStatus
 from busbar.kube.types.reasons import ConditionType, Reason
-from busbar.kube.types.training_job import TrainingJobStatus
+from busbar.kube.types.training_status import TrainingJobStatus
 from busbar.kube.types.training_words import slowest_words
 from busbar.operator.training.view import JobView
 from busbar.operator.write.status import clip, conditions

@@ -25,7 +25,7 @@ from busbar.kube.contracts.workload import (
 )
 from busbar.kube.types.lost_work import LostWork
 from busbar.kube.types.training_engine import MOST_ADAPTERS
-from busbar.kube.types.training_job import (
+from busbar.kube.types.training_status import (
     MOST_WORKERS,
     AdapterProgress,
     CheckpointStatus,

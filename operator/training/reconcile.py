@@ -24,7 +24,7 @@ from typing import Any
 from busbar.kube.resources import PODS, SECRETS, SERVICES
 from busbar.kube.types import TrainingPhase
 from busbar.kube.types.reasons import Reason
-from busbar.kube.types.training_job import (
+from busbar.kube.types.training_status import (
     TERMINAL_PHASES,
     Admission,
     PodCounts,

@@ -8,10 +8,8 @@ from busbar.kube.contracts.workload import CHECKPOINT_PATH
 from busbar.kube.types import TrainingPhase
 from busbar.kube.types.lost_work import GivesWayTo
 from busbar.kube.types.reasons import Reason
-from busbar.kube.types.training_job import Release as ReleaseStatus
-from busbar.kube.types.training_job import (
-    TrainingJobStatus,
-)
+from busbar.kube.types.training_status import Release as ReleaseStatus
+from busbar.kube.types.training_status import TrainingJobStatus
 from busbar.operator.accounting.lost_work import gave_way
 from busbar.operator.training.attempt_end import succeed
 from busbar.operator.training.status import count_usage, ended_at, in_phase, with_exit_messages

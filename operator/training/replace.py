@@ -11,7 +11,7 @@ from datetime import timedelta
 from busbar.kube.contracts.workload import ExitCode
 from busbar.kube.types import TrainingPhase
 from busbar.kube.types.reasons import Reason
-from busbar.kube.types.training_job import Admission, ReplacedPod
+from busbar.kube.types.training_status import Admission, ReplacedPod
 from busbar.operator.training.status import in_phase
 from busbar.operator.training.view import JobUpdate, JobView, pod_name, replaced_times
 from busbar.operator.watch.projections import Pod

@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
 from busbar.kube.types import TrainingJob
-from busbar.kube.types.training_job import CollectedNode, PerPod, TrainingJobStatus
-from busbar.kube.types.training_job import Reservation as ReservationStatus
+from busbar.kube.types.training_status import CollectedNode, PerPod, TrainingJobStatus
+from busbar.kube.types.training_status import Reservation as ReservationStatus
 from busbar.operator.decisions import Reserved
 from busbar.operator.training.start_forecast import moment
 from busbar.operator.training.view import per_pod_of, resources_of

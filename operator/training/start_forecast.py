@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from busbar.kube.types import TrainingJob
 from busbar.kube.types.forecast import Promise, StartForecast
-from busbar.kube.types.training_job import TrainingJobStatus
+from busbar.kube.types.training_status import TrainingJobStatus
 from busbar.operator.decisions import Forecast
 
 GRIDS_S = ((600, 10), (7200, 60), (86400, 600))

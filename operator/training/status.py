@@ -7,10 +7,7 @@ from datetime import datetime, timedelta
 from busbar.kube.contracts.workload import TrainingStatus
 from busbar.kube.types import TrainingPhase
 from busbar.kube.types.reasons import ConditionType
-from busbar.kube.types.training_job import (
-    Admission,
-    TrainingJobStatus,
-)
+from busbar.kube.types.training_status import Admission, TrainingJobStatus
 from busbar.operator.pods.engine_image import EngineImage, check
 from busbar.operator.pods.readings import from_termination_message
 from busbar.operator.profiles.table import rates_of, workload

@@ -11,13 +11,7 @@ from busbar.kube.informer import Key
 from busbar.kube.resources import PODS
 from busbar.kube.types import AcceleratorPool, TrainingJob
 from busbar.kube.types.reasons import Reason
-from busbar.kube.types.training_job import (
-    TERMINAL_PHASES,
-    Admission,
-    PerPod,
-    PowerUse,
-    TrainingJobStatus,
-)
+from busbar.kube.types.training_status import TERMINAL_PHASES, Admission, PerPod, PowerUse, TrainingJobStatus
 from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods import manifests
 from busbar.operator.pods.room import PodRoom

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 
 from busbar.kube.types import AcceleratorPool, Condition, ConditionStatus
 from busbar.kube.types.reasons import ConditionType
-from busbar.kube.types.training_job import Usage
+from busbar.kube.types.training_status import Usage
 
 MESSAGE_LIMIT = 1000
 

@@ -37,7 +37,7 @@ from busbar.kube.types.lost_work import (
     LostWorkCaused,
 )
 from busbar.kube.types.tenant import TenantStatus
-from busbar.kube.types.training_job import CheckedImage, Progress
+from busbar.kube.types.training_status import CheckedImage, Progress
 from busbar.operator.accounting.lost_work import caused, of_tenant, settled
 from busbar.operator.decisions import Release
 from busbar.operator.serving.reconcile import reconcile as reconcile_service

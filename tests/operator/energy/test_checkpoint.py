@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from tests.operator.energy.test_ledger import NODES, Row, caches, hold, own
 
 from busbar.kube.informer import Key
-from busbar.kube.types.training_job import TrainingJobStatus
+from busbar.kube.types.training_status import TrainingJobStatus
 from busbar.operator.energy.checkpoint import Checkpoint, MeterCut, NodeCut, decode, encode
 from busbar.operator.energy.ledger import UNASSIGNED, Ledger
 from busbar.operator.power.metrics import PowerMetrics

@@ -11,7 +11,7 @@ from tests.operator.builders import NOW, RENDERING, SETTINGS, admitted, ended, g
 from tests.operator.builders import with_status as written
 
 from busbar.kube.types import TrainingJob
-from busbar.kube.types.training_job import CheckedImage
+from busbar.kube.types.training_status import CheckedImage
 from busbar.operator.pods.engine_image import EngineImage, check, digest_of
 from busbar.operator.training.reconcile import reconcile
 from busbar.operator.watch.projections import Pod, project_pod

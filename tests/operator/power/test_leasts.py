@@ -14,7 +14,7 @@ from tests.operator.power.test_leasing import standing
 from busbar.kube.informer import Key
 from busbar.kube.types import ModelService, TrainingJob
 from busbar.kube.types.power_domain import PowerEnforcement
-from busbar.kube.types.training_job import CheckpointStatus
+from busbar.kube.types.training_status import CheckpointStatus
 from busbar.operator.power.leasts import RESTART_S, Objects, leasts, places, tree_of, works
 from busbar.operator.power.membership import Membership, membership
 from busbar.operator.power.readings import HOST, Metered, Reading

@@ -15,7 +15,7 @@ from tests.operator.power.test_leasts import A100, node, on_boards, two_boards
 from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob
 from busbar.kube.types.power_domain import PowerEnforcement
-from busbar.kube.types.training_job import Release as ReleaseStatus
+from busbar.kube.types.training_status import Release as ReleaseStatus
 from busbar.operator.decisions import Decision, Release
 from busbar.operator.power.membership import membership
 from busbar.operator.power.metrics import PowerMetrics

@@ -20,7 +20,7 @@ from tests.operator.profiles.parts import (
 from tests.operator.profiles.test_speeds import CONFIG, done, ran, tokens
 
 from busbar.kube.types import PerformanceProfile, TrainingJob
-from busbar.kube.types.training_job import MemoryUse
+from busbar.kube.types.training_status import MemoryUse
 from busbar.operator.profiles.table import performance_table, workload
 
 

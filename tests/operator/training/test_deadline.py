@@ -11,7 +11,7 @@ from tests.operator.builders import NOW, ended, job, running, view
 
 from busbar.kube.types import TrainingJob, TrainingPhase
 from busbar.kube.types.reasons import Reason
-from busbar.kube.types.training_job import DeadlineAnswer, TrainingJobStatus
+from busbar.kube.types.training_status import DeadlineAnswer, TrainingJobStatus
 from busbar.operator.decisions import Deadline, Wait
 from busbar.operator.training.claim import waiting
 from busbar.operator.training.deadline import news, promised, sentence

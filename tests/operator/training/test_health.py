@@ -11,7 +11,7 @@ import pytest
 from tests.operator.builders import NOW, admitted, job, running, view, with_status
 
 from busbar.kube.types import Condition, TrainingJob
-from busbar.kube.types.training_job import TrainingJobStatus
+from busbar.kube.types.training_status import TrainingJobStatus
 from busbar.operator.pods.readings import parse_reading
 from busbar.operator.training.health import news
 from busbar.operator.training.reconcile import reconcile

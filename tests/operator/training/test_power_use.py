@@ -8,7 +8,7 @@ import pytest
 from tests.operator.builders import NOW, admitted, job, running, view, with_status
 
 from busbar.kube.types import TrainingJob
-from busbar.kube.types.training_job import PowerUse
+from busbar.kube.types.training_status import PowerUse
 from busbar.operator.training.reconcile import reconcile
 
 POD = running(0)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.operator.builders import NOW, admitted, ended, job, running, view, with_status
 
-from busbar.kube.types.training_job import TrainingJobStatus
+from busbar.kube.types.training_status import TrainingJobStatus
 from busbar.kube.types.training_words import adapter_words
 from busbar.operator.pods.readings import parse_reading
 from busbar.operator.training.progress import LARGEST, merge_reading

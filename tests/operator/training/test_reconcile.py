@@ -30,7 +30,7 @@ from busbar.kube.contracts.workload import TrainingStatus
 from busbar.kube.resources import PODS, SECRETS, SERVICES, TRAINING_JOBS
 from busbar.kube.types import TrainingJob
 from busbar.kube.types.lost_work import LostWork
-from busbar.kube.types.training_job import Progress, TrainingJobStatus, Usage
+from busbar.kube.types.training_status import Progress, TrainingJobStatus, Usage
 from busbar.operator.decisions import Lift, Release, Wait
 from busbar.operator.pods.readings import parse_reading
 from busbar.operator.training.progress import merge_reading

@@ -10,7 +10,7 @@ import pytest
 from tests.operator.builders import NOW, admit, gang, placement, view
 
 from busbar.kube.types import TrainingJob
-from busbar.kube.types.training_job import TrainingJobStatus
+from busbar.kube.types.training_status import TrainingJobStatus
 from busbar.operator.decisions import Forecast, Reserved, Wait
 from busbar.operator.training.reconcile import reconcile
 from busbar.operator.training.reservation import reservation_of

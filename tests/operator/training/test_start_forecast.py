@@ -9,7 +9,7 @@ import pytest
 from tests.operator.builders import NOW, admit, job, queued, view
 
 from busbar.kube.types import TrainingJob, TrainingPhase
-from busbar.kube.types.training_job import TrainingJobStatus
+from busbar.kube.types.training_status import TrainingJobStatus
 from busbar.operator.decisions import Forecast, Wait
 from busbar.operator.training.reconcile import reconcile
 from busbar.operator.training.start_forecast import moment, with_forecast
