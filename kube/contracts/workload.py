@@ -71,6 +71,8 @@ class Env(StrEnum):
     JOB_UID = "BUSBAR_JOB_UID"
     KIND = "BUSBAR_KIND"
     ATTEMPT = "BUSBAR_ATTEMPT"
+    REPLACEMENT = "BUSBAR_REPLACEMENT"
+    """How often the pod of this rank was replaced in the attempt; not set: never."""
     SPEC = "BUSBAR_SPEC"
     """JSON of spec.engine of a TrainingJob, or of the spec of a ModelService."""
     MODE = "BUSBAR_MODE"

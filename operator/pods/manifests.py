@@ -130,6 +130,8 @@ def training_pod(
     name = training_pod_name(job.metadata.name, attempt, rank, replacement)
     env = _identity_env(job, KIND_TRAINING) | _gang_env(job.metadata.name, attempt, rank, placement.pods)
     env[Env.ATTEMPT] = str(attempt)
+    if replacement:
+        env[Env.REPLACEMENT] = str(replacement)
     env[Env.MODE] = placement.mode
     env[Env.ACCELERATOR] = placement.accelerator
     env[Env.GRACE_SECONDS] = str(job.spec.preemption.grace_period_seconds)

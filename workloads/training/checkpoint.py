@@ -52,8 +52,15 @@ class CheckpointFolder:
     Fewer stay, but one always, where the disk has no room for the next one otherwise; `note` is told.
     """
 
-    def __init__(self, path: Path, keep: int, note: Callable[[str], object] = lambda text: None) -> None:
-        self.path, self.keep, self._note = path, keep, note
+    def __init__(
+        self,
+        path: Path,
+        keep: int,
+        note: Callable[[str], object] = lambda text: None,
+        confirm: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`confirm` is called before anything is committed or removed; it raises CheckpointError where that must not be."""
+        self.path, self.keep, self._note, self._confirm = path, keep, note, confirm
         self._damaged: set[int] = set()  # passed over; they never count among the `keep`
         self._may_remove = False  # good checkpoints, if the next one cannot be written otherwise
         self._said: set[str] = set()
@@ -71,6 +78,7 @@ class CheckpointFolder:
             temporary.mkdir(parents=True)
             self._make_room(layout.size)
             size = self._write_files(temporary, step, layout, blocks, facts)
+            self._confirm()
             _replace(temporary, target)
         except OSError as problem:
             raise self._failed(step, problem) from problem
@@ -171,6 +179,7 @@ class CheckpointFolder:
 
     def _remove(self, step: int) -> None:
         """Rename first: a crash in between must not leave a checkpoint of which files are missing."""
+        self._confirm()
         gone = self.path / f".tmp-removed-{self._folder(step).name}"
         shutil.rmtree(gone, ignore_errors=True)
         try:

@@ -57,6 +57,7 @@ def run_from_pod(environment: Mapping[str, str]) -> Run:
             owner=owner,
             threads=_threads(spec, place, None if policy.adopt else owner, cores),
             attempt=int(environment.get(Env.ATTEMPT, "1")),
+            replacement=int(environment.get(Env.REPLACEMENT, "0")),
             grace_s=float(environment[Env.GRACE_SECONDS]) if Env.GRACE_SECONDS in environment else None,
             termination_log=Path(TERMINATION_LOG),
             world=world_of(environment),

@@ -8,6 +8,7 @@
     ├── ResumeRefused             resume-refused  use another output folder, or the old settings
     ├── Diverged                  diverged        lower the learning rate, or look at the data
     │   └── NotFinite             diverged        the same: a checkpoint was not written (a CheckpointError, too)
+    │   └── Superseded            superseded      nothing: a later start of the run writes here
     ├── RankLost                  rank-lost       nothing: the gang starts again from its checkpoint
     ├── RanksDiffer               ranks-differ    make the pods alike: image, machine, files
     └── Unsupported               unsupported     use an own image, or another setting
@@ -57,6 +58,12 @@ class CheckpointError(TrainingError):
     """A checkpoint could not be written."""
 
     code = "checkpoint"
+
+
+class Superseded(CheckpointError):
+    """A later start of the same run writes to its folders, so this one ends."""
+
+    code = "superseded"
 
 
 class ResumeRefused(TrainingError):

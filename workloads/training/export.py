@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ def export(
     facts: Mapping[str, Any],
     saved_tokenizer: Path | None = None,
     adapter: Adapter | None = None,
+    confirm: Callable[[], object] = lambda: None,
 ) -> None:
     """Write weights, configs, tokenizer and `busbar.json` (what was trained, and its scores) to `output`.
 
@@ -47,6 +48,7 @@ def export(
 
     Args:
         saved_tokenizer: the folder of the tokenizer, whose files are taken as they are (with the chat template).
+        confirm: called before the old result is replaced; raises where it must not be.
     """
     from transformers.utils.logging import disable_progress_bar
 
@@ -66,6 +68,7 @@ def export(
         file.chmod(0o755 if file.is_dir() else 0o644)  # another pod, with another uid, will read it
         fsync(file)
     fsync(staging)
+    confirm()
     _swap_in(staging, output)
 
 

@@ -197,10 +197,12 @@ class Together:
 
         return GangCopies(own, Stripes(self.size, parity), self._gang.beside(), self.session)
 
-    def folder(self, path: Path, keep: int, note: Callable[[str], object]) -> CheckpointFolder:
+    def folder(
+        self, path: Path, keep: int, note: Callable[[str], object], confirm: Callable[[], object]
+    ) -> CheckpointFolder:
         if self.size == 1:
-            return CheckpointFolder(path, keep, note)
-        return GangFolder(path, keep, self.ranks, self.meeting, self.session, note)
+            return CheckpointFolder(path, keep, note, confirm)
+        return GangFolder(path, keep, self.ranks, self.meeting, self.session, note, confirm)
 
 
 def weights_sum(groups: Sequence[FlatGroup]) -> list[int]:

@@ -43,9 +43,10 @@ class GangFolder(CheckpointFolder):
         meeting: Meeting,
         session: str,
         note: Callable[[str], object] = lambda text: None,
+        confirm: Callable[[], object] = lambda: None,
     ) -> None:
         """`session` names this start of the gang, on all ranks alike."""
-        super().__init__(path, keep, note)
+        super().__init__(path, keep, note, confirm)
         self._ranks, self._meeting, self._session = ranks, meeting, session
         self._writes = 0
 
@@ -113,9 +114,10 @@ class GangFolder(CheckpointFolder):
             write_document(temporary / MANIFEST, {**body, "ranks": [each["crc32"] for each in said]})
             fsync(temporary)
             size = sum(each["size"] for each in said) + (temporary / MANIFEST).stat().st_size
+            self._confirm()
             _replace(temporary, self._folder(step))
             self._remove_old(step)
-        except OSError as problem:
+        except (OSError, CheckpointError) as problem:
             return {"problem": f"rank 0: {problem}", "diverged": False}
         finally:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -53,6 +53,7 @@ class Loop:
         self.journal.append(result.step, result.loss)
         self.status.finished_step(result.step, result.loss, result.seconds, result.tokens, whole=result.whole)
         self._publish()
+        self.session.fence.check_at_times()
         if self.together.size > 1 and (workers := self._pace.finished(result.seconds)) is not None:
             self.status.update(workers=workers)
         if result.skipped:

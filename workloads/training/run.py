@@ -28,6 +28,7 @@ from busbar.workloads.training.errors import (
     RanksDiffer,
     TrainingError,
 )
+from busbar.workloads.training.fence import Fence, Turn
 from busbar.workloads.training.paths import (
     Places,
     check_places,
@@ -69,6 +70,7 @@ class Run:
     threads: int  # of torch and the other libraries
     grace_s: float | None = None  # from the request to stop to the kill; None: no kill follows
     termination_log: Path | None = None
+    replacement: int = 0  # how often the pod was replaced in this attempt
     world: World = ALONE  # the gang in which it runs
     predicts: bool | None = None  # whether the machine is measured before the model is made; None: on a GPU
     patience: Patience = PATIENT
@@ -140,6 +142,7 @@ class Session:
         self.disk_bytes_per_s: float | None = None
         """Of the checkpoints' disk, where it was probed."""
         self.together: Together | None = None
+        self.fence = Fence(run.places.checkpoints, run.owner, Turn(run.attempt, run.replacement))
         self.flops_per_token: int | None = None
 
     def go(self) -> None:
@@ -260,6 +263,7 @@ class Session:
             self.reporter.note(
                 f"this run goes on from its own checkpoints, which were in {claimed.brought_back}"
             )
+        self.fence.take()
 
     def _plan(self, together: Together) -> tuple[ModelRecipe, MemoryPlan]:
         """Make the memory plan before anything is allocated, tokenized or downloaded."""
@@ -440,7 +444,9 @@ class Session:
 
         facts = facts_of(self.run, corpus, prepared, self.device, trainer.model)
         together.agree(same_on_all_ranks(facts, trainer))
-        folder = together.folder(self.places.checkpoints, self.run.checkpoint.keep, self.reporter.note)
+        folder = together.folder(
+            self.places.checkpoints, self.run.checkpoint.keep, self.reporter.note, self.fence.check
+        )
         lines = self.places.checkpoints / "journal.jsonl" if together.first else None
         journal = Journal(lines, self.run.attempt, self.spec.steps)
         try:
@@ -530,6 +536,7 @@ class Session:
                 )
         self.fingerprint["weights"] = weights_digest(trainer.model)
         self.status.update(fingerprint=self.fingerprint)
+        self.fence.check()
         self._phase("Saving", f"writing the model to {self.places.output}")
         facts = {
             "job": self.run.name,
@@ -551,6 +558,7 @@ class Session:
             facts,
             self.places.tokenizer,
             self.spec.adapter,
+            self.fence.check,
         )
 
 

@@ -75,7 +75,8 @@ def test_the_operator_sets_the_variables_of_the_contract_and_no_others() -> None
     }
     training = rendered(job(engine=engine))
     names = env(training).keys() | env(_replica()).keys()
-    assert names - {"HOME"} == {name.value for name in Env}
+    assert names - {"HOME"} == {name.value for name in Env} - {Env.REPLACEMENT.value}
+    assert env(rendered(job(engine=engine), replacement=2))[Env.REPLACEMENT] == "2"
     volumes = {v["name"] for v in training["spec"]["volumes"]}
     assert "busbar-claim-words" in volumes  # the engine finds the tokenizer by its URI
 
