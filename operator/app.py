@@ -56,7 +56,7 @@ from busbar.operator.steady_clock import utc_now
 from busbar.operator.tenancy.reconcile import COUNTS_S
 from busbar.operator.watch.caches import Caches
 from busbar.operator.watch.kopf_shell import KINDS, KopfShell
-from busbar.operator.watch.projections import Pod
+from busbar.operator.watch.projections import Node, Pod
 from busbar.operator.watch.small_projections import QuotaSeen
 from busbar.operator.write.actions import PostToPod
 from busbar.operator.write.events import EventQueue, Notice
@@ -365,6 +365,7 @@ class Operator:
             self.handlers.undiscovered = True
         if kind == "Node":
             self.handlers.power.node_changed(old, new)
+            self._silence_changed(key.name, old, new)
         elif kind == "PowerDomain":
             self.handlers.power.domain_changed(old, new)
         if kind in ("ModelService", "Tenant", "Node"):
@@ -388,6 +389,14 @@ class Operator:
             self.handlers.profiles.job_changed(old, new)
             self._remember(old, new)
             self._wake_services_of(key, old, new)
+
+    def _silence_changed(self, name: str, old: Node | None, new: Node | None) -> None:
+        """Queues those whose pods are on a node that has ceased to answer, or does so again."""
+        if (old.silent_since if old else None) == (new.silent_since if new else None):
+            return
+        for pod in self.caches.pods.items.values():
+            if pod.place == name and pod.kind in OWNER_KIND:
+                self._owner_soon(pod)
 
     def _owner_soon(self, pod: Pod) -> None:
         """Queues the pod's job or service; one of many pods a moment later, together with what the others do then."""

@@ -31,6 +31,7 @@ from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING, Renderin
 from busbar.operator.pods.orphans import Reaper
 from busbar.operator.pods.prober import Prober
 from busbar.operator.pods.room import PodRoom, Promised, pod_room
+from busbar.operator.pods.silent_nodes import next_given_up_s, silent_nodes
 from busbar.operator.pools.discovery import discover
 from busbar.operator.pools.reconcile import COUNTS_S as POOL_COUNTS_S
 from busbar.operator.pools.reconcile import reconcile as reconcile_pool
@@ -173,6 +174,7 @@ class Handlers:
             holders=holders(job, own, self._caches.pods.items),
             gone_pods=self._caches.gone_pods(job.metadata.uid),
             absent_nodes=self._absent_nodes(job),
+            silent=silent_nodes(own, self._caches.nodes.items),
             energy_joules=self._energy(job.metadata.uid, status.usage if status is not None else None),
             power=power_use(job, self.profiles.curves),
             budget=self.holds.of_namespace(key.namespace),
@@ -199,7 +201,7 @@ class Handlers:
         await self._carry_out(KIND_TRAINING, key, update.actions)
         if update.offer:
             self._rounds.wake()
-        return update.again_s
+        return _sooner(update.again_s, self._given_up_s(view))
 
     def _absent_nodes(self, job: TrainingJob) -> frozenset[str]:
         """Nodes of a gang that take no pod now, where one may be replaced."""
@@ -269,6 +271,7 @@ class Handlers:
             day=self.targets.day(key, service),
             watts=self.energy.service_watts(service.metadata.uid),
             refused=refused,
+            silent=silent_nodes(own, self._caches.nodes.items),
             held_back=self._rounds.held_back.get(Item("ModelService", key), ""),
             has_tenant=self._has_tenant(key),
             tenant=self._caches.tenant_of.get(key.namespace, ""),
@@ -296,7 +299,11 @@ class Handlers:
         await self._carry_out(KIND_SERVICE, key, update.actions)
         for reason, message in update.notices:
             self._writer.notice(MODEL_SERVICES, service, reason, message)
-        return update.again_s
+        return _sooner(update.again_s, self._given_up_s(view))
+
+    def _given_up_s(self, view: JobView | ServiceView) -> float | None:
+        """In how many seconds pods of the object are given up with their nodes."""
+        return next_given_up_s(view.silent, view.now, self._settings.node_lost_s)
 
     async def _carry_out(self, kind: str, key: Key, actions: tuple[Action, ...]) -> None:
         """Remembers why pods were refused, so that the next reconcile can write it into the status."""
@@ -502,3 +509,8 @@ class Handlers:
         except (Forbidden, Invalid) as error:
             self._discovers = False
             log.warning("pools are not discovered: %s", error)
+
+
+def _sooner(one: float | None, other: float | None) -> float | None:
+    """The earlier of two times, each of which may be never."""
+    return min((each for each in (one, other) if each is not None), default=None)

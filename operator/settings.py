@@ -107,6 +107,8 @@ class Settings:
 
     gang_timeout_s: float = 900.0  # admitted and still not running: torn down, queued again
     unschedulable_s: float = 60.0  # the same for a pod that kube-scheduler cannot place
+    # the platform's engine is started again elsewhere when a node of its pods has not answered Kubernetes for so long
+    node_lost_s: Positive = 60.0
     preempt_hold_s: float = (
         15.0  # a preempted job is not started again within this time: its devices are for another
     )

@@ -198,6 +198,10 @@ class Scheduling(Section):
         default=300,
         description="What others borrowed of a guarantee is back within this time, decided in the first half of it.",
     )
+    node_lost_seconds: Annotated[int, Field(ge=10, le=86400)] = Field(
+        default=60,
+        description="Training and replicas go on elsewhere when their node has not answered Kubernetes for so long.",
+    )
 
 
 class Oidc(Section):

@@ -66,6 +66,8 @@ class Reason(StrEnum):
     PLAN_REFUSED = "PlanRefused"
     POD_REPLACED = "PodReplaced"
     """A pod of a gang was lost, and another one takes its place, with its state from the memory of the others."""
+    NODE_LOST = "NodeLost"
+    """A node of the job's pods has not answered for long, so the job goes on elsewhere."""
     PODS_REFUSED = "PodsRefused"
     """The API server refuses the pods, because of a quota, a policy or a webhook."""
     POD_LIMIT = "PodLimit"

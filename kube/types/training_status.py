@@ -121,6 +121,9 @@ class ReplacedPod(StatusModel):
     rank: Count = Field(description="Its rank.")
     times: Annotated[int, Field(ge=1)] = Field(description="How often in this attempt.")
     since: datetime = Field(description="When the last time.")
+    needs_node: bool | None = Field(
+        default=None, description="Its pod waits for another node, as its own takes none. Absent: it has one."
+    )
 
 
 class Admission(StatusModel):

@@ -34,7 +34,12 @@ def phase_words(phases: StepPhases) -> str:
 
 def replaced_words(replaced: Sequence[ReplacedPod]) -> str:
     """Which pods of a gang were lost and made again; empty where none was."""
-    named = [f"rank {each.rank}" + (f" ({each.times} times)" if each.times > 1 else "") for each in replaced]
+    named = [
+        f"rank {each.rank}"
+        + (f" ({each.times} times)" if each.times > 1 else "")
+        + (" (waits for another node)" if each.needs_node else "")
+        for each in replaced
+    ]
     return f"made again: {', '.join(named)}" if named else ""
 
 

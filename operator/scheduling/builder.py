@@ -384,10 +384,9 @@ class SnapshotBuilder:
             served = self._objects[JOB].get(Key(item.key.namespace, name)) if name else None
             jobs, pools = (served,) if served is not None else (), self._objects[POOL].values()
             return serving.claims(obj, owned, jobs, tenant, now, budget, pools)
-        found = training.claim(obj, owned, tenant, now, budget)
         if (until := training.until(obj, now)) is not None:
             heapq.heappush(self._timed, (until, item))
-        return (found,) if found is not None else ()
+        return training.claims(obj, owned, tenant, now, budget, self._objects[NODE])
 
     def _single(self, pod: Pod, tenant: str, now: datetime) -> Iterable[Claim]:
         """A pod that is a job by itself: opted in, or without its owner."""

@@ -7,6 +7,7 @@ from typing import Any
 from busbar.kube.types import TrainingJob, TrainingPhase
 from busbar.kube.types.training_status import TERMINAL_PHASES
 from busbar.operator.scheduling.power_domains import holds_boards, is_closed
+from busbar.operator.training.view import without_node
 from busbar.operator.watch.projections import Pod, Sleep
 
 
@@ -67,7 +68,7 @@ def _job_state(job: TrainingJob) -> tuple[object, ...]:
     if status.phase in TERMINAL_PHASES:
         return ("ended",)
     if status.admission is not None:
-        return "placed", status.admission.id, status.release
+        return "placed", status.admission.id, status.release, without_node(status.admission)
     return "waits", status.retry_at, status.phase is TrainingPhase.SUSPENDED
 
 

@@ -21,6 +21,7 @@ from busbar.kube.resources import PODS, SECRETS
 from busbar.kube.types.reasons import Reason
 from busbar.operator.decisions import Admit, Decision, Release
 from busbar.operator.pods import manifests
+from busbar.operator.pods.silent_nodes import is_given_up
 from busbar.operator.serving import warm
 from busbar.operator.serving.conditions import new_problems
 from busbar.operator.serving.engine_mode import engine_mode
@@ -116,9 +117,12 @@ def _lift(view: ServiceView) -> list[Action]:
 
 
 def _clean(view: ServiceView) -> list[Action]:
-    """Removes replicas that ended or that their node cannot run; the next round plans them again."""
+    """Removes replicas that ended, that their node cannot run, or whose node is lost; the next round plans them again."""
+    ended = [p for p in view.pods if (p.ended or _misplaced(view, p)) and not p.deleting]
+    lost = [p for p in view.pods if _is_lost(view, p)]  # their nodes confirm nothing
     return [
-        Delete(PODS, p.key, p.uid) for p in view.pods if (p.ended or _misplaced(view, p)) and not p.deleting
+        *(Delete(PODS, p.key, p.uid) for p in ended if p not in lost),
+        *(Delete(PODS, p.key, p.uid, 0) for p in lost),
     ]
 
 
@@ -127,6 +131,11 @@ def _misplaced(view: ServiceView, pod: Pod) -> bool:
     since = pod.unschedulable_since
     stuck = timedelta(seconds=view.settings.unschedulable_s)
     return not pod.node and since is not None and view.now - since > stuck
+
+
+def _is_lost(view: ServiceView, pod: Pod) -> bool:
+    """Whether the replica is given up with its node, although it may still answer somebody."""
+    return is_given_up(pod, view.silent, view.now, view.settings.node_lost_s)
 
 
 def _lost(view: ServiceView) -> dict[str, str]:
@@ -141,6 +150,8 @@ def _lost(view: ServiceView) -> dict[str, str]:
             why = "drains although the operator did not ask it to"
         elif pod.bearers not in ("", own):
             why = "was made under another workload key, so nobody can call it"
+        elif _is_lost(view, pod):
+            why = f"is on node {pod.place}, which does not answer"
         else:
             continue
         lost[pod.uid] = f"Replica {pod.key.name} {why}; it is replaced."
@@ -166,12 +177,12 @@ def _leave(view: ServiceView, staying: Set[str]) -> list[Action]:
     """Marks, drains and deletes the other replicas."""
     actions: list[Action] = []
     for pod in view.pods:
-        if pod.deleting and not pod.ended and pod.phase == "Running" and pod.port:
+        if pod.deleting and not pod.ended and pod.phase == "Running" and pod.port and not _is_lost(view, pod):
             # Somebody else deletes it; it ends with what runs there, unless that can go on elsewhere.
             drain = _drain(view, pod, staying)
             if drain.peers and pod.uid not in view.asked and not pod.is_vllm:
                 actions.append(drain)
-        if pod.ended or pod.deleting or pod.uid in staying:
+        if pod.ended or pod.deleting or pod.uid in staying or _is_lost(view, pod):
             continue
         if pod.gated or pod.phase != "Running" or not pod.port or warm.is_surely_asleep(view, pod):
             actions.append(Delete(PODS, pod.key, pod.uid))

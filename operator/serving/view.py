@@ -53,6 +53,9 @@ class ServiceView:
     plan: Plan | None = None  # what the latency target says; None: there is none
     day: Counts | None = None  # what came and was spent in the last 24 hours; None: nothing is counted
     watts: Mapping[str, float] = field(default_factory=dict)  # that its replicas draw, by pool
+    silent: Mapping[str, datetime] = field(
+        default_factory=dict
+    )  # nodes of its pods that do not answer: since when
     refused: str = ""  # why the API server refused a replica's pod, the last time one was sent
     held_back: str = ""  # why no plan counts with some of its replicas; empty: one does
     has_tenant: bool = True  # whether a Tenant has the namespace

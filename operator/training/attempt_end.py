@@ -11,13 +11,13 @@ from busbar.kube.resources import TRAINING_JOBS
 from busbar.kube.types import TrainingPhase
 from busbar.kube.types.reasons import Reason
 from busbar.kube.types.training_status import Admission, PodCounts, TrainingJobStatus
+from busbar.operator.training.lost_pods import is_lost, removals
 from busbar.operator.training.replace import replace_lost
 from busbar.operator.training.status import count_usage, ended_at, in_phase, with_exit_messages
 from busbar.operator.training.view import (
     JobUpdate,
     JobView,
     attempt_pods,
-    delete_pod,
     pod_name,
     replaced_times,
 )
@@ -43,6 +43,11 @@ def attempt_over(view: JobView, current: dict[int, Pod], admission: Admission) -
     if replaced is not None:
         return replaced
     failed = [p for p in current.values() if p.phase == "Failed"]
+    silent = [p for p in current.values() if p.place in view.silent]
+    if any(is_lost(view, p) for p in silent) or (failed and silent):  # the others fail for what they lack
+        where = ", ".join(sorted({p.place for p in silent}))
+        text = f"Node {where} does not answer; the job starts again from its checkpoint elsewhere."
+        return retry(view, Reason.NODE_LOST, text, counts=False)
     if failed:
         return _attempt_failed(view, current, failed)
     if len(current) == admission.pods and all(p.phase == "Succeeded" for p in current.values()):
@@ -55,7 +60,7 @@ def attempt_over(view: JobView, current: dict[int, Pod], admission: Admission) -
     lost = [r for r in range(admission.pods) if _is_gone(view, current, admission, r)]
     if begun and lost:
         text = f"Pod of rank {lost[0]} was deleted or its node is gone; the job starts again from its checkpoint."
-        return _retry(view, Reason.RETRYING, text, counts=False)
+        return retry(view, Reason.RETRYING, text, counts=False)
     return None
 
 
@@ -91,16 +96,16 @@ def _attempt_failed(view: JobView, current: dict[int, Pod], failed: list[Pod]) -
     first = min(failed, key=lambda p: ((p.exit.finished_at if p.exit else None) or view.now, p.rank))
     code = first.exit.code if first.exit is not None else None
     if code == ExitCode.SAVED_AFTER_SIGTERM:
-        return _retry(
+        return retry(
             view, Reason.RETRYING, "The pod was stopped from outside and saved its state.", counts=False
         )
     if first.evicted:
         why = first.problem.rstrip(". ") or "its node went away"
         text = f"Pod {first.key.name} was evicted: {why}."
-        return _retry(view, Reason.RETRYING, text, counts=False)
+        return retry(view, Reason.RETRYING, text, counts=False)
     if code == ExitCode.INVALID and view.job.spec.engine is not None:
         return fail(view, Reason.INVALID_SPEC, f"The engine refuses the job: {_cause(first)}.")
-    return _retry(view, Reason.RETRYING, f"Pod {first.key.name} failed: {_cause(first)}.", counts=True)
+    return retry(view, Reason.RETRYING, f"Pod {first.key.name} failed: {_cause(first)}.", counts=True)
 
 
 def _cause(pod: Pod) -> str:
@@ -120,7 +125,7 @@ def _cause(pod: Pod) -> str:
     return f"{how}: {tail[:300].rstrip('.')}" if tail else how
 
 
-def _retry(view: JobView, reason: str, cause: str, *, counts: bool) -> JobUpdate:
+def retry(view: JobView, reason: str, cause: str, *, counts: bool) -> JobUpdate:
     """Ends the attempt; the job returns to the queue, or fails when its retries are used up."""
     status, settings = view.status, view.settings
     restarts = status.restarts or 0
@@ -149,12 +154,11 @@ def fail(view: JobView, reason: str, text: str) -> JobUpdate:
     status = count_usage(view, with_exit_messages(view, view.status, current), end)
     fields = {"completion_time": view.now, "release": None}
     new = in_phase(view, status.model_copy(update=fields), TrainingPhase.FAILED, reason, text)
-    actions = tuple(delete_pod(p, view) for p in view.pods if not p.ended and not p.deleting)
-    return JobUpdate(new, actions)
+    return JobUpdate(new, removals(view, (p for p in view.pods if not p.ended)))
 
 
 def finished(view: JobView) -> JobUpdate:
-    alive = tuple(delete_pod(p, view) for p in view.pods if not p.ended and not p.deleting)
+    alive = removals(view, (p for p in view.pods if not p.ended))
     ttl, ended = view.job.spec.ttl_seconds_after_finished, view.status.completion_time
     if ttl is None or ended is None:
         return JobUpdate(None, alive)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from types import MappingProxyType
 
+from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob, quantity
 from busbar.kube.types.meta import ANNOTATION_REQUESTER
 from busbar.kube.types.shape import Domain
@@ -15,23 +18,46 @@ from busbar.operator.pods.claims import Claim, per_pod
 from busbar.operator.profiles.table import workload
 from busbar.operator.training.deadline import promised
 from busbar.operator.training.reservation import reservation_of
-from busbar.operator.training.view import is_held, is_managed, leftovers, placement_of
-from busbar.operator.watch.projections import Pod
+from busbar.operator.training.substitute import lost_part
+from busbar.operator.training.view import is_held, is_managed, leftovers, placement_of, without_node
+from busbar.operator.watch.projections import Node, Pod
 from busbar.scheduler import Job, JobId, JobKind, Resources, Run
 
 OTHER_FILES_MIB = 1024
 """Temporary files and logs of a pod that says nothing of them, beside the state that its engine puts on disk."""
 
 
-def claim(
-    obj: TrainingJob, pods: tuple[Pod, ...], tenant: str, now: datetime, budget: Hold = FREE
-) -> Claim | None:
-    """The job in the snapshot; None if it holds nothing and may not start.
+def claims(
+    obj: TrainingJob,
+    pods: tuple[Pod, ...],
+    tenant: str,
+    now: datetime,
+    budget: Hold = FREE,
+    nodes: Mapping[Key, Node] = MappingProxyType({}),
+) -> tuple[Claim, ...]:
+    """The job in the snapshot; nothing if it holds nothing and may not start. Lost pods of a gang that goes on without them
+    are a job of their own there, which waits.
 
     Args:
         pods: those that the object owns.
         budget: what its tenant's budgets do to it.
+        nodes: all of the cluster.
     """
+    whole = _claim(obj, pods, tenant, now, budget)
+    if whole is None:
+        return ()
+    admission = obj.status.admission if obj.status is not None else None
+    lost = frozenset(without_node(admission)) if admission is not None else frozenset()
+    if admission is None or whole.job.run is None or not lost:
+        return (whole,)
+    staying = tuple(node for rank, node in enumerate(admission.nodes) if rank not in lost)
+    run = replace(whole.job.run, placement=replace(whole.job.run.placement, nodes=staying))
+    others = replace(whole.job, min_pods=len(staying), max_pods=len(staying), run=run)
+    part = None if run.releasing else lost_part(obj, whole.job, admission, nodes)
+    return (replace(whole, job=others), *(() if part is None else (Claim(part),)))
+
+
+def _claim(obj: TrainingJob, pods: tuple[Pod, ...], tenant: str, now: datetime, budget: Hold) -> Claim | None:
     status = obj.status
     if status is not None and status.phase in TERMINAL_PHASES:
         return None

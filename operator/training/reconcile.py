@@ -36,6 +36,7 @@ from busbar.operator.pods import manifests
 from busbar.operator.training.attempt_end import attempt_over, fail, finished
 from busbar.operator.training.deadline import with_deadline
 from busbar.operator.training.health import with_degraded
+from busbar.operator.training.lost_pods import removals
 from busbar.operator.training.release import begin_release, releasing, stuck_pod
 from busbar.operator.training.reservation import with_reservation
 from busbar.operator.training.start_forecast import started, with_forecast, withdrawn
@@ -50,11 +51,11 @@ from busbar.operator.training.status import (
     with_power,
     with_readings,
 )
+from busbar.operator.training.substitute import on_another_node
 from busbar.operator.training.view import (
     JobUpdate,
     JobView,
     attempt_pods,
-    delete_pod,
     is_held,
     is_managed,
     key_of_body,
@@ -62,6 +63,7 @@ from busbar.operator.training.view import (
     per_pod_of,
     placement_of,
     replaced_times,
+    without_node,
 )
 from busbar.operator.watch.projections import Pod
 from busbar.operator.write.actions import Action, Apply, Create, LiftGate
@@ -119,7 +121,7 @@ def _waiting(
 ) -> JobUpdate:
     status = view.status
     alive = leftovers(status, view.pods)
-    cleaning = tuple(delete_pod(p, view) for p in alive if not p.deleting)
+    cleaning = removals(view, alive)
     if view.suspended is not None:
         void = withdrawn(status).model_copy(update={"reservation": None})
         return JobUpdate(in_phase(view, void, TrainingPhase.SUSPENDED, *view.suspended), cleaning)
@@ -257,12 +259,16 @@ def _admitted(view: JobView, decision: Decision | None) -> JobUpdate:
     if status.start_time is not None and _left_s(view, admission) <= 0:
         text = f"The job ran longer than activeDeadlineSeconds ({spec.active_deadline_seconds} s)."
         return fail(view, Reason.DEADLINE_EXCEEDED, text)
-    stale = [delete_pod(p, view) for p in leftovers(status, view.pods) if not p.deleting]
     # Ended pods of earlier attempts were kept for their logs; the new attempt replaces them.
-    stale += [delete_pod(p, view) for p in view.pods if p.ended and p.attempt < (status.attempt or 0)]
+    earlier = (p for p in view.pods if p.ended and p.attempt < (status.attempt or 0))
+    given_up = (
+        p for p in view.pods if not p.ended and p.attempt == status.attempt and current.get(p.rank) is not p
+    )
+    stale = removals(view, (*leftovers(status, view.pods), *earlier, *given_up))
     if stale:
-        return JobUpdate(None, tuple(stale))
-    missing = [rank for rank in range(admission.pods) if rank not in current]
+        return JobUpdate(None, stale)
+    waiting = without_node(admission)
+    missing = [rank for rank in range(admission.pods) if rank not in current and rank not in waiting]
     gated = [p for p in current.values() if p.gated]
     if missing or gated:
         late = _incomplete(view, current, admission)
@@ -275,6 +281,8 @@ def _admitted(view: JobView, decision: Decision | None) -> JobUpdate:
     if gated:
         lifts = tuple(LiftGate(p.key, p.uid, p.gate_index) for p in gated)
         return JobUpdate(None, lifts, view.settings.gang_timeout_s)
+    if waiting:
+        return on_another_node(view, admission, decision)
     return _running(view, current, admission)
 
 

@@ -12,8 +12,9 @@ from busbar.kube.types.training_status import Release as ReleaseStatus
 from busbar.kube.types.training_status import TrainingJobStatus
 from busbar.operator.accounting.lost_work import gave_way
 from busbar.operator.training.attempt_end import succeed
+from busbar.operator.training.lost_pods import is_lost, removals
 from busbar.operator.training.status import count_usage, ended_at, in_phase, with_exit_messages
-from busbar.operator.training.view import JobUpdate, JobView, attempt_pods, delete_pod
+from busbar.operator.training.view import JobUpdate, JobView, attempt_pods
 from busbar.operator.watch.projections import Pod
 from busbar.operator.write.actions import Action, PostToPod
 from busbar.operator.write.status import (
@@ -70,7 +71,7 @@ def releasing(view: JobView) -> JobUpdate:
     overdue = release.deadline is None or view.now >= release.deadline
     actions: list[Action] = []
     for pod in alive:
-        if pod.deleting:
+        if pod.deleting or is_lost(view, pod):
             continue
         waits = not overdue and pod.rank == 0 and pod.port and pod.phase == "Running" and not pod.gated
         if waits and pod.uid not in view.asked:
@@ -79,7 +80,7 @@ def releasing(view: JobView) -> JobUpdate:
             actions.append(PostToPod(pod.key, pod.uid, CHECKPOINT_PATH, max(1.0, seconds)))
     # Rank 0 saves for the whole gang, so no pod is deleted before it has answered.
     if not actions and (overdue or _acknowledged(view, alive)):
-        actions = [delete_pod(pod, view) for pod in alive if not pod.deleting]
+        actions = [*removals(view, alive)]
     again = 1.0 if overdue or release.deadline is None else seconds_until(release.deadline, view.now) + 0.05
     stuck = stuck_pod(view, alive)
     waiting_status = (
@@ -91,7 +92,9 @@ def releasing(view: JobView) -> JobUpdate:
 def _acknowledged(view: JobView, alive: list[Pod]) -> bool:
     """Whether the pods may be deleted now: rank 0 answered, or cannot be asked."""
     for pod in alive:
-        if pod.rank == 0 and pod.port and pod.phase == "Running" and not pod.gated and not pod.deleting:
+        if pod.deleting or is_lost(view, pod):
+            continue
+        if pod.rank == 0 and pod.port and pod.phase == "Running" and not pod.gated:
             return view.asked.get(pod.uid, False)
     return True
 

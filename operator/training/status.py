@@ -14,7 +14,7 @@ from busbar.operator.profiles.table import rates_of, workload
 from busbar.operator.training.deadline import ended
 from busbar.operator.training.health import with_plan_fits
 from busbar.operator.training.progress import merge_reading
-from busbar.operator.training.view import JobView
+from busbar.operator.training.view import JobView, without_node
 from busbar.operator.watch.projections import Pod
 from busbar.operator.write.pace import next_at_s
 from busbar.operator.write.status import (
@@ -56,7 +56,8 @@ def in_phase(
 
 def _held(view: JobView, admission: Admission) -> Held:
     rate = rates_of([view.pool])[view.pool.spec.accelerator] if view.pool is not None else 1.0
-    return Held.of(float(admission.pods * admission.accelerators_per_pod), view.pool, rate)
+    pods = admission.pods - len(without_node(admission))
+    return Held.of(float(pods * admission.accelerators_per_pod), view.pool, rate)
 
 
 def counted_to(status: TrainingJobStatus) -> datetime | None:

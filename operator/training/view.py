@@ -8,7 +8,6 @@ from datetime import datetime
 
 from busbar.kube.contracts.workload import TrainingStatus
 from busbar.kube.informer import Key
-from busbar.kube.resources import PODS
 from busbar.kube.types import AcceleratorPool, TrainingJob
 from busbar.kube.types.reasons import Reason
 from busbar.kube.types.training_status import TERMINAL_PHASES, Admission, PerPod, PowerUse, TrainingJobStatus
@@ -17,7 +16,7 @@ from busbar.operator.pods import manifests
 from busbar.operator.pods.room import PodRoom
 from busbar.operator.settings import Settings
 from busbar.operator.watch.projections import Pod
-from busbar.operator.write.actions import Action, Delete
+from busbar.operator.write.actions import Action
 from busbar.scheduler import Placement, Resources
 
 MANAGER = "busbar.dev/operator"
@@ -48,6 +47,9 @@ class JobView:
     absent_nodes: frozenset[str] = (
         frozenset()
     )  # of its admission, those that take no pod now; asked where one may be replaced
+    silent: Mapping[str, datetime] = field(
+        default_factory=dict
+    )  # nodes of its pods that do not answer: since when
     energy_joules: float | None = None  # its new total; None: nothing is measured
     budget: Hold = FREE  # what its tenant's budgets do to it
     is_ending: bool = False  # whether its namespace is being deleted: it may hang in that for long
@@ -160,6 +162,11 @@ def replaced_times(admission: Admission | None) -> dict[int, int]:
     return {each.rank: each.times for each in (admission and admission.replaced) or ()}
 
 
+def without_node(admission: Admission) -> list[int]:
+    """The ranks whose pods wait for another node."""
+    return [each.rank for each in admission.replaced or () if each.needs_node]
+
+
 def pod_name(view: JobView, rank: int) -> str:
     """That of the newest pod of a rank in the present attempt."""
     times = replaced_times(view.status.admission).get(rank, 0)
@@ -190,12 +197,6 @@ def leftovers(status: TrainingJobStatus, pods: tuple[Pod, ...]) -> list[Pod]:
     """Pods that still hold resources but belong to no admission: the job may not start before they are gone."""
     admitted = status.admission is not None
     return [p for p in pods if not p.ended and not (admitted and p.attempt == (status.attempt or 0))]
-
-
-def delete_pod(pod: Pod, view: JobView) -> Delete:
-    started = pod.phase == "Running"
-    grace = view.job.spec.preemption.grace_period_seconds if started else None
-    return Delete(PODS, pod.key, pod.uid, grace)
 
 
 def key_of_body(body: dict[str, object]) -> Key:

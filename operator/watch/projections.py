@@ -178,6 +178,7 @@ class Node:
     ready: bool
     cidrs: tuple[str, ...] = ()
     cordoned: bool = False  # then not ready, too
+    silent_since: datetime | None = None  # its kubelet has not answered since then; None: it does
     is_tainted: bool = False  # whether its list of taints, which `taints` is a part of, has any
     power_taint: int = -1  # where in that list TAINT_POWER is; -1: it is not
 
@@ -249,9 +250,8 @@ def project_node(obj: Object) -> Node:
     """The node's projection."""
     meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     allocatable = status.get("allocatable") or {}
-    ready = any(
-        c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ()
-    )
+    said: dict[str, Any] = next((c for c in status.get("conditions") or () if c.get("type") == "Ready"), {})
+    ready = said.get("status") == "True"
     cidrs = spec.get("podCIDRs") or ([spec["podCIDR"]] if spec.get("podCIDR") else [])
     base = _vector(allocatable)
     return Node(
@@ -266,6 +266,7 @@ def project_node(obj: Object) -> Node:
         devices=base.devices,
         ready=ready and not spec.get("unschedulable") and not meta.get("deletionTimestamp"),
         cordoned=bool(spec.get("unschedulable")),
+        silent_since=_since(said, "Unknown"),
         cidrs=tuple(cidrs),
         is_tainted=bool(spec.get("taints")),
         power_taint=next((i for i, t in enumerate(spec.get("taints") or ()) if t["key"] == TAINT_POWER), -1),

@@ -47,6 +47,7 @@ _WARNINGS = frozenset(
         "RetryLimitReached",
         "GangIncomplete",
         "PodReplaced",
+        "NodeLost",
         "PlanExceeded",
         "PlanRefused",
         "PodsRefused",

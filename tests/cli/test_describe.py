@@ -51,7 +51,7 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
             "powerCapWatts": 280.0,
             "replaced": [
                 {"rank": 1, "times": 1, "since": "2026-03-01T12:00:00Z"},
-                {"rank": 2, "times": 3, "since": "2026-03-01T12:00:00Z"},
+                {"rank": 2, "times": 3, "needsNode": True, "since": "2026-03-01T12:00:00Z"},
             ],
         },
         "usage": {"energyJoules": 3.6e6},
@@ -81,7 +81,7 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
         "1.25 s (predicted 1.2, 0.96 of it)",
         "backward 62 %, forward 31 %, wait 7 %",
         "rank 2: 1.2 s of each step, 2.40 times the others",
-        "made again: rank 1, rank 2 (3 times)",
+        "made again: rank 1, rank 2 (3 times) (waits for another node)",
         "812 tokens/s, 0.0421 model TFLOP/s",
         "5m00s",
         "Training on pool cpu.",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from tests.cluster.apiserver import ApiServer
-from tests.cluster.harness import Cluster, gang_job
+from tests.cluster.harness import Cluster, engine_job, gang_job
 from tests.cluster.kubelet import Script
 from tests.cluster.tenancy import becomes
 
@@ -23,18 +24,90 @@ def phase(name: str) -> Callable[[dict[str, Any]], bool]:
     return lambda status: status.get("phase") == name
 
 
+async def falls_silent(cluster: Cluster, pod: str) -> str:
+    """The name of the pod's node, whose kubelet does not answer any more."""
+    name: str = (await cluster.pods())[pod]["spec"]["nodeName"]
+    cluster.kubelet.skips = lambda pod: pod["spec"].get("nodeName") == name
+    moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    condition = {
+        "type": "Ready",
+        "status": "Unknown",
+        "reason": "NodeStatusUnknown",
+        "lastTransitionTime": moment,
+    }
+    await cluster.client.patch(NODES, name, {"status": {"conditions": [condition]}}, subresource="status")
+    return name
+
+
+async def test_a_job_of_the_platforms_engine_needs_nobody_to_go_on_when_its_node_is_lost(
+    apiserver: ApiServer,
+) -> None:
+    async with Cluster(apiserver, nodes=2, cpu="1", script=runs) as cluster:
+        await cluster.start(node_lost_s=1.0)
+        await cluster.create(engine_job("alone", shape={"cpu": "1", "memory": "64Mi"}))
+        await cluster.until(TRAINING_JOBS, "alone", phase("Running"))
+        lost = await falls_silent(cluster, "alone-1-0")
+        status = await cluster.until(
+            TRAINING_JOBS, "alone", lambda s: s.get("phase") == "Running" and s["attempt"] == 2
+        )
+        assert (status["restarts"], status["admission"]["nodes"] == [lost]) == (0, False)
+        assert set(await cluster.pods()) == {"alone-2-0"}
+        events = [e["reason"] for e in await cluster.events() if e["involvedObject"]["name"] == "alone"]
+        assert "NodeLost" in events
+
+
+async def test_a_replica_whose_node_is_lost_is_replaced_on_another_one(apiserver: ApiServer) -> None:
+    async with Cluster(apiserver, nodes=2, cpu="1", script=runs) as cluster:
+        await cluster.start(node_lost_s=1.0)
+        shape = {"cpu": "1", "memory": "64Mi"}
+        spec = {"model": {"uri": "pvc://claim/model"}, "replicas": 1, "shape": shape}
+        await cluster.create({"kind": "ModelService", "metadata": {"name": "web"}, "spec": spec})
+
+        async def place() -> str | None:
+            pod = (await cluster.pods()).get("web-0")
+            return None if pod is None or not pod["spec"].get("nodeName") else str(pod["spec"]["nodeName"])
+
+        await becomes(place, lambda name: name is not None)
+        lost = await falls_silent(cluster, "web-0")
+        await becomes(place, lambda name: name not in (None, lost))
+        assert "ReplicaReplaced" in {event["reason"] for event in await cluster.events()}
+
+
+async def test_a_gang_with_copies_in_memory_runs_on_with_a_pod_on_another_node(apiserver: ApiServer) -> None:
+    async with Cluster(apiserver, nodes=4, cpu="1", script=runs) as cluster:
+        await cluster.start(node_lost_s=1.0)
+        shape = {"minPods": 3, "maxPods": 3, "cpu": "1", "memory": "64Mi"}
+        await cluster.create(engine_job("gang", shape=shape, checkpoint={"memory": {}}))
+        await cluster.until(TRAINING_JOBS, "gang", phase("Running"))
+        first = (await cluster.status(TRAINING_JOBS, "gang"))["admission"]["nodes"]
+        lost = await falls_silent(cluster, "gang-1-1")
+        await cluster.until(
+            TRAINING_JOBS,
+            "gang",
+            lambda s: (
+                s.get("phase") == "Running" and (s["admission"].get("replaced") or [{}])[0].get("rank") == 1
+            ),
+        )
+        status = await cluster.status(TRAINING_JOBS, "gang")
+        assert (status["attempt"], status["restarts"]) == (1, 0)
+        pods = await cluster.pods()
+        assert {name: pod["metadata"]["uid"] for name, pod in pods.items()}.keys() == {
+            "gang-1-0", "gang-1-1-r1", "gang-1-2",
+        }  # fmt: skip
+        every = {f"{cluster.namespace}-node-{i}" for i in range(4)}
+        assert lost == first[1]
+        assert status["admission"]["nodes"] == [first[0], *(every - {*first}), first[2]]
+
+
 async def test_a_gang_whose_node_is_lost_starts_whole_elsewhere_once_its_end_is_certain(
     apiserver: ApiServer,
 ) -> None:
     async with Cluster(apiserver, nodes=3, cpu="1", script=runs) as cluster:
-        await cluster.start(unschedulable_s=0.5)
+        await cluster.start(unschedulable_s=0.5, node_lost_s=0.1)
         await cluster.create(gang_job("gang", 2))
         await cluster.until(TRAINING_JOBS, "gang", phase("Running"))
         first = await cluster.pods()
-        lost = first["gang-1-0"]["spec"]["nodeName"]
-        cluster.kubelet.skips = lambda pod: pod["spec"].get("nodeName") == lost
-        conditions = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
-        await cluster.client.patch(NODES, lost, {"status": {"conditions": conditions}}, subresource="status")
+        lost = await falls_silent(cluster, "gang-1-0")
         await asyncio.sleep(0.5)
         assert set(await cluster.pods()) == set(first), "a node that is silent may come back"
         await cluster.client.delete(PODS, "gang-1-0", cluster.namespace, grace_s=1)  # evicted by its taint

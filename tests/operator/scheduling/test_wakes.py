@@ -15,7 +15,12 @@ def _status(phase: str, **fields: Any) -> dict[str, Any]:
     return {"phase": phase, **fields}
 
 
-ADMITTED = {"admission": {"id": "a-1", "pool": "cpu", "accelerator": "cpu", "pods": 1, "nodes": ["n"]}}
+ADMITTED: dict[str, Any] = {
+    "admission": {"id": "a-1", "pool": "cpu", "accelerator": "cpu", "pods": 1, "nodes": ["n"]}
+}
+
+LOST = {"rank": 0, "times": 1, "since": NOW.isoformat(), "needsNode": True}
+LACKS_A_NODE = {"admission": {**ADMITTED["admission"], "replaced": [LOST]}}
 
 
 @pytest.mark.parametrize(
@@ -27,6 +32,7 @@ ADMITTED = {"admission": {"id": "a-1", "pool": "cpu", "accelerator": "cpu", "pod
         (_status("Admitted", **ADMITTED), _status("Starting", **ADMITTED), False),
         (_status("Starting", **ADMITTED), _status("Running", **ADMITTED), False),
         (_status("Running", **ADMITTED), _status("Succeeded", **ADMITTED), True),
+        (_status("Running", **ADMITTED), _status("Starting", **LACKS_A_NODE), True),
         (_status("Preempting", **ADMITTED), _status("Queued"), True),
         (_status("Queued"), _status("Suspended"), True),
         (_status("Suspended"), _status("Queued"), True),

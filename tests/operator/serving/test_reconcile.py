@@ -485,3 +485,23 @@ def test_replicas_that_would_keep_others_from_their_guarantees_are_told_of_once(
     part = reconcile(view(of, replica(0), held_back=text)).status
     assert part is not None
     assert (part.phase, part.message) == ("Ready", f"1 of 2 replicas take requests. {text}")
+
+
+SILENT_LONG = NOW - timedelta(seconds=SETTINGS.node_lost_s)
+
+
+@pytest.mark.parametrize("changes", [{}, {"deleting": True}, {"draining_since": NOW}, {"phase": "Succeeded"}])
+def test_a_replica_whose_node_does_not_answer_is_deleted_without_its_word(changes: dict[str, Any]) -> None:
+    pods = replica(0, **changes), replica(1, node="node-1")
+    update = reconcile(view(wanting(2), *pods, silent={"node-0": SILENT_LONG}))
+    assert [(a.key.name, a.grace_s) for a in update.actions if isinstance(a, Delete)] == [("web-0", 0)]
+    assert not [a for a in update.actions if isinstance(a, Patch | PostToPod)], (
+        "nobody is asked who cannot answer"
+    )
+    why = "Replica web-0 is on node node-0, which does not answer; it is replaced."
+    assert update.notices == (() if changes else (("ReplicaReplaced", why),))
+
+
+def test_a_node_that_has_just_fallen_silent_may_come_back() -> None:
+    silent = {"node-0": SILENT_LONG + timedelta(seconds=1)}
+    assert reconcile(view(wanting(1), replica(0), silent=silent)).actions == ()

@@ -130,13 +130,6 @@ def test_an_end_of_another_kind_ends_the_attempt(end: Pod) -> None:
     assert phase(lost(gang(), running(0), end, running(2))) in ("Queued", "Failed")
 
 
-def test_a_pod_whose_node_takes_none_ends_the_attempt() -> None:
-    update = lost(gang(), running(0), ended(1, 137), running(2), absent_nodes=frozenset({"node-1"}))
-    assert phase(update) == "Queued"
-    elsewhere = lost(gang(), running(0), ended(1, 137), running(2), absent_nodes=frozenset({"node-2"}))
-    assert phase(elsewhere) == "Starting"
-
-
 def test_pods_that_fail_for_themselves_count_as_retries() -> None:
     of = gang(retryLimit=1)
     first = lost(of, running(0), ended(1, 137), running(2))
