@@ -25,7 +25,9 @@ class PodShape(SpecModel):
         description="CPU of each pod; default 1 core per accelerator, or the cores of a cpu pool.",
     )
     memory: Quantity | None = Field(
-        default=None, description="Memory of each pod; default the planner's prediction."
+        default=None,
+        description="Memory of each pod. Default for the built-in training engine on GPUs: what its plan needs, which is also "
+        "the least; else none is requested.",
     )
     ephemeral_storage: Quantity | None = Field(default=None, description="Scratch disk of each pod.")
 

@@ -20,6 +20,8 @@ TOPOLOGY: Mapping[Domain, tuple[str, ...]] = {
 itself is the innermost. At a level without a label the node is in no domain."""
 
 
+CORES_M = 1000
+"""Of a pod on other accelerators that names no CPU, for each of them: without a request it would get what others leave."""
 DISCOVERED = "busbar.dev/discovered"
 """Label of the pools that discovery.py has made."""
 
@@ -69,6 +71,7 @@ def scheduler_pool(pool: AcceleratorPool) -> Pool:
         price_per_hour=spec.price_per_hour,
         reserved=kept,
         unit_m=unit_m(pool),
+        cpu_m=0 if is_cpu else CORES_M,
         link=link_class(pool),
     )
 

@@ -15,13 +15,14 @@ from busbar.kube.types.training_job import TrainingJobSpec
 from busbar.kube.types.training_status import TERMINAL_PHASES
 from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods.claims import Claim, per_pod
-from busbar.operator.profiles.table import workload
+from busbar.operator.profiles.table import Workload, workload
 from busbar.operator.training.deadline import promised
 from busbar.operator.training.reservation import reservation_of
 from busbar.operator.training.substitute import lost_part
 from busbar.operator.training.view import is_held, is_managed, leftovers, placement_of, without_node
 from busbar.operator.watch.projections import Node, Pod
 from busbar.scheduler import Job, JobId, JobKind, Resources, Run
+from busbar.scheduler.fit.memory import copies_mib
 
 OTHER_FILES_MIB = 1024
 """Temporary files and logs of a pod that says nothing of them, beside the state that its engine puts on disk."""
@@ -107,6 +108,16 @@ def asked(spec: TrainingJobSpec) -> Resources:
     return replace(own, ephemeral_mib=others_mib + quantity.to_mib(spec.engine.scratch_disk))
 
 
+def copies_in_memory(spec: TrainingJobSpec, load: Workload) -> int:
+    """MiB of each pod for the copies of its state (`checkpoint.memory`), with the fewest pods; 0: none, or the state's size is
+    not known here."""
+    policy, trains_all = spec.checkpoint.memory, spec.engine is not None and spec.engine.adapter is None
+    if policy is None or load.model is None or load.batch is None or not trains_all:
+        return 0
+    pods = spec.shape.min_pods
+    return copies_mib(load.model, load.batch, pods, policy.parity_of(pods))
+
+
 def waiting(obj: TrainingJob, tenant: str, now: datetime) -> Job:
     """The job as if it waited: without its run."""
     spec, meta, status = obj.spec, obj.metadata, obj.status
@@ -125,6 +136,7 @@ def waiting(obj: TrainingJob, tenant: str, now: datetime) -> Job:
         max_pods=spec.shape.max_pods,
         required_domain=None if spec.shape.within is None else list(Domain).index(spec.shape.within) + 1,
         per_pod=asked(spec),
+        more_host_memory_mib=copies_in_memory(spec, load),
         accelerators=tuple(spec.accelerators or ()),
         modes=load.modes,
         priority=spec.priority,

@@ -156,9 +156,11 @@ def on_nodes(candidates: Iterable[Candidate], nodes: int = 0) -> Candidate | Non
 def per_pod_on(job: Job, pool: Pool, estimate: Estimate | None) -> Resources:
     """What one pod of the job requests in this pool."""
     found = _request(job.per_pod, pool)
-    if estimate is not None and estimate.host_memory_mib > found.memory_mib:
-        return replace(found, memory_mib=estimate.host_memory_mib)
-    return found
+    if estimate is None or not estimate.host_memory_mib:
+        return found
+    return replace(
+        found, memory_mib=max(found.memory_mib, estimate.host_memory_mib + job.more_host_memory_mib)
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -169,7 +171,7 @@ def _request(ask: Resources, pool: Pool) -> Resources:
     devices_m = ask.accelerators_m
     if not (pool.shareable and devices_m < 1000):
         devices_m = -(-devices_m // 1000) * 1000
-    return replace(ask, accelerators_m=devices_m)
+    return replace(ask, accelerators_m=devices_m, cpu_m=ask.cpu_m or devices_m * pool.cpu_m // 1000)
 
 
 def pod_counts(job: Job) -> tuple[int, ...]:

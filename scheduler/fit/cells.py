@@ -9,7 +9,7 @@ from dataclasses import Field, asdict, fields
 
 from ..model.table import Cell, Source
 from .accelerators import Accelerator, accelerator
-from .memory import ALONE, Gang, decided, memory
+from .memory import ALONE, HOST_RUNTIME_BYTES, Footprint, Gang, decided, memory
 from .model import BatchShape, ModelShape
 from .speed import speed_limit, tokens_per_s
 
@@ -88,11 +88,16 @@ def prior(
         low=speed * (1 - error),
         high=speed * (1 + error),
         memory_mib=0 if known.name == "cpu" else need.device_mib,
-        host_memory_mib=0 if known.name == "cpu" else need.host_mib,
+        host_memory_mib=0 if known.name == "cpu" else _pod_host_mib(need),
         watts=known.watts,
         source=Source.FORMULA,
         limit=0.0 if device is None else speed_limit(model, known, count),
     )
+
+
+def _pod_host_mib(need: Footprint) -> int:
+    """What a pod with a GPU requests: with room for what the plan does not count, and for a per cent by which it may differ."""
+    return (need.host_bytes + need.host_bytes // 100 + HOST_RUNTIME_BYTES) // 2**20 + 1
 
 
 def priors(

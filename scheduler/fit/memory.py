@@ -38,7 +38,8 @@ those of what stands around the blocks. Pods that share sequences exchange a mic
 twice. A fixed order keeps sums of gradients, and pods exchange the largest group's.
 
 All P are trained but those that `freeze` names, as far as their sizes are known from their names (`frozen`).
-The host also holds the model while it is made, and up to a gibibyte of it while the result is written. A test holds
+The host also holds the model while it is made, and up to a gibibyte of it while the result is written. Beside all that a
+pod's host needs HOST_RUNTIME_BYTES, and room for copies of the state in memory where the job asks for them. A test holds
 these formulas to the plan that the engine makes (`workloads/training/plan.py`, which must run without this package).
 """
 
@@ -61,6 +62,10 @@ _MOMENT_BYTES = {EXACT: 8.0, BF16: 4.0, INT8: 2 + 2 * 4 / 256}
 _NARROW_RUN = 2**20
 RUNTIME_BYTES = 600 * 2**20
 """Driver context, libraries and allocator slack on a GPU; the plan does not count them."""
+HOST_RUNTIME_BYTES = 2**30 + 96 * 2**20
+"""On the host of a GPU: Python, the driver and its libraries, which the engine keeps free, and text that is prepared."""
+_SUPERVISOR_BYTES = 64 * 2**20
+_COPY_HEADER_BYTES, _RANDOM_STATE_BYTES, _PARITY_PIECE_BYTES, _PARITY_GRAIN = 2**20, 8192, 2**20, 4096
 _MIN_CHUNK, _MAX_CHUNK = 64 * 1024, 32 * 2**20
 _MIN_BLOCK, _MAX_BLOCK = 256 * 1024, 4 * 2**20
 _EXPORT_BYTES = 2**30
@@ -115,6 +120,20 @@ def state_bytes(batch: BatchShape) -> float:
     """Optimizer state of one parameter: a multiple of 1/32."""
     moments = 0.0 if batch.is_zeroth_order else _MOMENT_BYTES[batch.state]
     return moments + (0 if batch.dtype == "float32" else 2)
+
+
+def copies_mib(model: ModelShape, batch: BatchShape, ranks: int, parity: int) -> int:
+    """MiB on the host of each of `ranks` pods where the state is copied into their memory: two copies, with what rebuilds
+    those of `parity` lost pods, and the process that keeps them."""
+    trained = model.parameters - frozen_parameters(model, batch.freeze)
+    saved = int(trained * (batch.weight_bytes + state_bytes(batch))) + _RANDOM_STATE_BYTES
+    own = -(-saved // ranks) + _COPY_HEADER_BYTES
+    pieces = 0
+    if ranks > 1:
+        own += _RANDOM_STATE_BYTES
+        own = ranks * -(-own // ((ranks - parity) * _PARITY_GRAIN)) * _PARITY_GRAIN
+        pieces = (3 + parity) * _PARITY_PIECE_BYTES
+    return -(-(2 * own + pieces + _SUPERVISOR_BYTES) // 2**20)
 
 
 def _scratch_bytes(batch: BatchShape, chunk: int) -> int:

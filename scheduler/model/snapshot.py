@@ -176,6 +176,8 @@ class Pool:
 
     unit_m: int = 1000
     """CPU pools: the millicores that count as one accelerator."""
+    cpu_m: int = 0
+    """Other pools: the millicores per accelerator of a pod that names none."""
     link: str = ""
     """Link class of the accelerators: with the type, the key of their cells in the performance table."""
 
@@ -366,6 +368,8 @@ class Job:
     """It serves nobody now (a replica that sleeps): any job that waits may take its place at once."""
     run: Run | None = None
     """None: it waits."""
+    more_host_memory_mib: int = 0
+    """Of each pod, beside what the table's cell says: copies of its state in memory."""
 
     @property
     def key(self) -> str:

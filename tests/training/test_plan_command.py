@@ -23,12 +23,21 @@ from busbar.scheduler.fit import (
     ModelShape,
     accelerator,
     memory,
+    prior,
     tokens_per_s,
     unknown_patterns,
     workload_class,
 )
-from busbar.scheduler.fit.memory import RUNTIME_BYTES, activations, forward_activations, swapped_activations
+from busbar.scheduler.fit.memory import (
+    HOST_RUNTIME_BYTES,
+    RUNTIME_BYTES,
+    activations,
+    copies_mib,
+    forward_activations,
+    swapped_activations,
+)
 from busbar.scheduler.fit.speed import step_seconds
+from busbar.workloads.machine.limits import CUDA_RESERVE_BYTES, SUPERVISOR_BYTES
 from busbar.workloads.training.activations import peak_activation_bytes
 from busbar.workloads.training.adapter import attach, merge_bytes
 from busbar.workloads.training.adapter_size import parameters
@@ -37,7 +46,7 @@ from busbar.workloads.training.freeze import freeze
 from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.layouts import layouts
-from busbar.workloads.training.plan import MemoryLimits
+from busbar.workloads.training.plan import COPIES, PREPARATION_BYTES, MemoryLimits, copy_bytes
 from busbar.workloads.training.plan_command import answers_for, demand_of, over_ranks, plan
 
 CONFIG_13B: dict[str, Any] = {
@@ -50,6 +59,7 @@ CONFIG_13B: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
+TINY = {**LLAMA, "vocab_size": 512, "max_position_embeddings": 512}
 BATCH = BatchShape(sequences=8, sequence_length=2048, micro_batch=1, dtype="bfloat16")
 
 
@@ -514,3 +524,42 @@ def test_an_adapter_fits_where_training_everything_does_not(tmp_path: Path) -> N
     assert "query_key_value has no size that is known without the model" in ran.output
     ran = CliRunner().invoke(plan, [str(job(tmp_path, model={"uri": "pvc://base"}, adapter={})), *options])
     assert "million are trained (LoRA of rank 16 on all linear layers)" in ran.output
+
+
+@pytest.mark.parametrize("config", [TINY, GPT2, CONFIG_13B], ids=["tiny", "gpt2", "13b"])
+@pytest.mark.parametrize(
+    ("mode", "pods"),
+    [
+        ("resident", 1),
+        ("resident", 4),
+        ("optimizer-offload", 1),
+        ("optimizer-offload", 4),
+        ("parameter-offload", 1),
+    ],
+)
+@pytest.mark.parametrize("copied", [False, True], ids=["", "copied"])
+def test_a_pod_with_the_memory_that_the_scheduler_asks_for_has_room_for_the_plan(
+    config: dict[str, Any], mode: str, pods: int, copied: bool, tmp_path: Path
+) -> None:
+    path = job(
+        tmp_path, mode=mode, model={"config": config}, data={"uri": "pvc://text", "sequenceLength": 512}
+    )
+    document = yaml.safe_load(path.read_text())
+    document["spec"]["shape"] = {"minPods": pods, "maxPods": pods}
+    document["spec"]["checkpoint"] = {"memory": {"everySteps": 10} if copied else None}
+    path.write_text(yaml.safe_dump(document))
+    shape, batch = ModelShape.from_config(config), BatchShape(8, 512, 1, "bfloat16")
+    host_mib = prior(shape, batch, mode, "H200", gang=Gang(pods)).host_memory_mib
+    host_mib += copies_mib(shape, batch, pods, min(1, pods - 1)) if copied else 0
+    options = ["--gpu", "H200", "--hbm", "400Gi", "--host", f"{host_mib}Mi", "--pods", str(pods)]
+    ran = CliRunner().invoke(plan, [str(path), *options])
+    assert ran.exit_code == 0, ran.output
+
+
+def test_both_keep_as_much_free_for_python_the_driver_and_the_supervisor() -> None:
+    assert HOST_RUNTIME_BYTES == CUDA_RESERVE_BYTES + PREPARATION_BYTES
+    shape, batch = ModelShape.from_config(GPT2), BatchShape(8, 512, 1, "bfloat16")
+    demand = replace(demand_of(shape, batch), memory_copies=COPIES)
+    assert copies_mib(shape, batch, 1, 0) == pytest.approx(
+        (copy_bytes(demand) + SUPERVISOR_BYTES) / 2**20, abs=1.0
+    )
