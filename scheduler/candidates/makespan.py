@@ -15,7 +15,7 @@ An hour on a candidate is worth `v_j speed_jc`: what its accelerators cost where
 elsewhere. What the rows of single jobs add to T is decided by the longest jobs, the rest of T by the load.
 
 The program is solved anew for each plan, with the work that is left. Of solutions that are equally good it takes one
-that leaves running jobs where they are. Jobs of unknown length, and those that fit nowhere, are not in it.
+in which jobs take little time. Jobs of unknown length, and those that fit nowhere, are not in it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from .. import highs
 from ..model.snapshot import JobId
 
-STAYS = 1e-5
-"""What it adds to T, per job, if a running job spends the whole of T on other candidates than its present one."""
+SOON = 3e-4
+"""What it adds to T, per job, if a job runs for the whole of T: of what the load leaves open, each takes what is fast. Else a
+job that is put on a slow type for no reason looks like one that must never wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,9 @@ def solve(jobs: Iterable[Asked], capacity: Mapping[str, float]) -> Solution:
     alone: list[int] = []
     for one in asked:
         own = []
-        for c, (kind, size) in enumerate(zip(one.types, one.sizes, strict=True)):
-            leaves = one.present is not None and c != one.present
+        for kind, size in zip(one.types, one.sizes, strict=True):
             able = size <= capacity.get(kind, 0.0)
-            own.append(program.variable(STAYS / len(asked) if leaves else 0.0, 0.0, 1e9 if able else 0.0))
+            own.append(program.variable(SOON / len(asked), 0.0, 1e9 if able else 0.0))
             if able:
                 on_type[kind].append((own[-1], size))
         done = [(x, speed * unit_s / one.work) for x, speed in zip(own, one.speeds, strict=True)]
@@ -108,6 +108,7 @@ def solve(jobs: Iterable[Asked], capacity: Mapping[str, float]) -> Solution:
         one.job: _part(
             [max(0.0, found.x[x]) / found.x[most] for x in own],
             max(0.0, found.duals[row]) * max(one.speeds) * scale / one.work,
+            one,
         )
         for one, own, row in zip(asked, columns, works, strict=True)
     }
@@ -147,6 +148,12 @@ def _one_at_a_time(
             program.row([(x, 1.0), (together, 1.0), (most, -1.0)], high=0.0)
 
 
-def _part(times: list[float], value: float) -> Part:
+def _part(times: list[float], value: float, one: Asked) -> Part:
     spent = sum(times)
-    return Part(value, tuple(own / spent if spent > 0 else 0.0 for own in times), min(1.0, spent))
+    shares = [own / spent if spent > 0 else 0.0 for own in times]
+    if one.present is not None:  # of candidates that are equally fast, a running job stays on its own
+        same = one.speeds[one.present]
+        shares[one.present] = max(
+            share for share, speed in zip(shares, one.speeds, strict=True) if speed == same
+        )
+    return Part(value, tuple(shares), min(1.0, spent))
