@@ -46,14 +46,15 @@ def await_status(
 
 
 def feed_job(cluster: Cluster, name: str) -> None:
-    """A job on eight A100 of the feed. Its pod is simulated, so no step is ever trained."""
+    """A job on eight A100 of the feed, a pod for each. Its pods are simulated, so no step is ever trained."""
     objects = yaml.safe_load_all((HERE / "train-python-stdlib.yaml").read_text())
     job = next(o for o in objects if o and o["kind"] == "TrainingJob")
     job["metadata"] = {"name": name, "namespace": NAMESPACE}
-    engine = {**job["spec"]["engine"], "mode": "resident", "steps": 100_000}
+    batch = {"sequences": 8, "microBatch": 1}
+    engine = {**job["spec"]["engine"], "mode": "resident", "steps": 100_000, "batch": batch}
     job["spec"] = {
         "engine": {key: value for key, value in engine.items() if key not in ("deviceMemory", "evaluation")},
-        "shape": {"minPods": 1, "maxPods": 1, "acceleratorsPerPod": 8, "memory": "16Gi"},
+        "shape": {"minPods": 8, "maxPods": 8, "memory": "2Gi"},
         "accelerators": ["A100"],
         "output": {"uri": f"pvc://feed/{name}"},
     }

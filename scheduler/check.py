@@ -187,6 +187,8 @@ def _placements(snapshot: Snapshot, jobs: Mapping[str, Job], new: Mapping[str, P
             wrong.append(f"{job.key}: it does not allow {pool.accelerator}")
         if job.pools and pool.name not in job.pools:
             wrong.append(f"{job.key}: it does not allow pool {pool.name}")
+        if not job.uses_all(pool):
+            wrong.append(f"{job.key}: it does not use all accelerators of a pod in pool {pool.name}")
         if placement.mode not in job.modes:
             wrong.append(f"{job.key}: it does not allow mode {placement.mode}")
         if not job.min_pods <= len(placement.nodes) <= job.max_pods:
@@ -245,7 +247,8 @@ def _capped(job: Job, placement: Placement, nodes: Mapping[str, Node]) -> list[s
     wrong = [
         f"{job.key}: the boards of node {one.name} take no limits" for one in fresh if not one.limits_boards
     ]
-    if any(placement.per_pod.accelerators_m != one.capacity.accelerators_m for one in fresh):
+    pods, each_m = Counter(placement.nodes), placement.per_pod.accelerators_m
+    if any(pods[one.name] * each_m != one.capacity.accelerators_m for one in fresh):
         wrong.append(f"{job.key}: under a power cap beside others on a node")
     if placement.power_cap <= 0 or job.kind != "training":
         wrong.append(f"{job.key}: it must not run under a power cap of {placement.power_cap:g}")

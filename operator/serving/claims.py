@@ -8,6 +8,7 @@ from datetime import datetime
 
 from busbar.kube.types import AcceleratorPool, ModelService, TrainingJob
 from busbar.kube.types.meta import ANNOTATION_REQUESTER
+from busbar.kube.types.model_service import ServiceEngine
 from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods.claims import Claim, per_pod
 from busbar.operator.pods.manifests import service_pod_name
@@ -87,6 +88,7 @@ def replica(service: ModelService, index: int, tenant: str, now: datetime) -> Jo
         kind=JobKind.SERVING,
         user=meta.annotations.get(ANNOTATION_REQUESTER, ""),
         per_pod=per_pod(spec.shape),
+        most_devices=1 if spec.engine is ServiceEngine.BUILTIN else 0,
         accelerators=tuple(spec.accelerators or ()),
         priority=spec.priority,
         preemptible=False,

@@ -136,6 +136,7 @@ def waiting(obj: TrainingJob, tenant: str, now: datetime) -> Job:
         max_pods=spec.shape.max_pods,
         required_domain=None if spec.shape.within is None else list(Domain).index(spec.shape.within) + 1,
         per_pod=asked(spec),
+        most_devices=1 if spec.engine is not None else 0,
         more_host_memory_mib=copies_in_memory(spec, load),
         accelerators=tuple(spec.accelerators or ()),
         modes=load.modes,

@@ -410,6 +410,8 @@ class CandidateBuilder:
             job.min_pods,
             job.max_pods,
             job.per_pod,
+            job.more_host_memory_mib,
+            job.most_devices,
             job.accelerators,
             job.pools,
             job.modes,
@@ -511,15 +513,17 @@ def _speeds(
     found: list[_Found] = []
     typed = [p for p in pools if _type_allowed(job, p)]
     allowed = [p for p in typed if p.tenants is None or job.tenant in p.tenants]
-    for pool in allowed:
+    useful = [pool for pool in allowed if job.uses_all(pool)]
+    for pool in useful:
         for mode in job.modes:
             for pods in pod_counts(job):
                 for nodes, estimate in _by_nodes(job, pool, mode, pods, table, largest_m.get(pool.name, 0)):
                     per_pod = per_pod_on(job, pool, estimate)
                     found.append((pool, mode, pods, per_pod, nodes, 1.0, estimate))
-                    if not nodes:
+                    fills = caps.fills(pool, pods, per_pod.accelerators_m)
+                    if not nodes and fills is not None:
                         found += (
-                            (pool, mode, pods, per_pod, nodes, cap, under)
+                            (pool, mode, pods, per_pod, fills, cap, under)
                             for cap, under in caps.of(
                                 job, pool, mode, pods, per_pod.accelerators_m, estimate, table
                             )
@@ -528,7 +532,9 @@ def _speeds(
         return found, ()
     if not typed:
         return found, ("accelerator",)
-    return found, ("tenant",) if not allowed else ("memory",)
+    if not allowed:
+        return found, ("tenant",)
+    return found, ("memory" if useful else "devices",)
 
 
 @dataclass(frozen=True, slots=True)

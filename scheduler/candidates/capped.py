@@ -4,8 +4,9 @@ A job is offered them where a power domain limits its nodes and the performance 
 below 1 on the same accelerators. Two more conditions make sure that the cap that the plan counts with is the one that
 the boards get:
 
-* each pod takes as many accelerators as the pool's largest node has, so it has its nodes to itself: nobody says which
-  boards of a node a pod holds, and a limit on all of them slows nobody else;
+* its pods take all accelerators of nodes as large as the pool's largest: one such pod each, or several together
+  (`Candidate.nodes`). So it has its nodes to itself: nobody says which boards of a node a pod holds, and a limit on all of
+  them slows nobody else;
 * the node's agent sets limits (`Node.limits_boards`); placement leaves other nodes out.
 """
 
@@ -40,6 +41,14 @@ class PowerCaps:
         """Whether this kind of job may run under a cap at all: services are sized by what their replicas do uncapped."""
         return bool(self.whole_m) and job.kind is JobKind.TRAINING
 
+    def fills(self, pool: Pool, pods: int, per_pod_m: int) -> int | None:
+        """How many nodes the pods fill if they stand on as few as they can; 0: each fills its own. None: they leave others
+        room on one, or boards there take no limits."""
+        whole_m = self.whole_m.get(pool.name, 0)
+        if not whole_m or per_pod_m <= 0 or whole_m % per_pod_m or pods * per_pod_m % whole_m:
+            return None
+        return 0 if per_pod_m == whole_m else pods * per_pod_m // whole_m
+
     def of(
         self, job: Job, pool: Pool, mode: str, pods: int, per_pod_m: int, full: Estimate, table: TableView
     ) -> list[tuple[float, Estimate]]:
@@ -50,7 +59,7 @@ class PowerCaps:
         Args:
             full: the same place without a cap.
         """
-        if per_pod_m <= 0 or self.whole_m.get(pool.name) != per_pod_m or not self.allow(job):
+        if not self.allow(job):
             return []
         found: list[tuple[float, Estimate]] = []
         last_w, size_m = self._draws.watts(pool.key, full), pods * per_pod_m

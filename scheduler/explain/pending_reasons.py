@@ -161,6 +161,7 @@ class PendingReasons:
             "accelerator": WaitCode.NO_ACCELERATOR,
             "tenant": WaitCode.NO_POOL,
             "memory": WaitCode.DOES_NOT_FIT,
+            "devices": WaitCode.DEVICES_UNUSED,
         }[reason]
         changes: tuple[Change, ...] = ()
         resource = ",".join(job.accelerators) or "*"
@@ -170,6 +171,8 @@ class PendingReasons:
         elif code is WaitCode.NO_ACCELERATOR:
             changes = tuple(self.suggestions.other_accelerator(assignment))
         base = WaitingRecord(job.id, code, resource, job.tenant, requested=requested, changes=changes)
+        if code is WaitCode.DEVICES_UNUSED:
+            return replace(base, requested=job.per_pod.accelerators_m, limit=1000 * job.most_devices)
         return self._memory(assignment, base) if code is WaitCode.DOES_NOT_FIT else base
 
     def _memory(self, assignment: Assignment, base: WaitingRecord) -> WaitingRecord:

@@ -30,6 +30,10 @@ def sentence(record: WaitingRecord, admin: bool = False, names: Mapping[str, str
         WaitCode.NO_ACCELERATOR: f"No pool offers the accelerator it asks for ({what}).",
         WaitCode.NO_POOL: f"No pool with {what} is open to this tenant.",
         WaitCode.DOES_NOT_FIT: _memory(record),
+        WaitCode.DEVICES_UNUSED: (
+            f"Its pods ask for {need} accelerators each, of which its engine would use {limit}: set shape.acceleratorsPerPod to "
+            f"{limit}, and ask for as many pods as it should have accelerators."
+        ),
         WaitCode.NODE_TOO_SMALL: _too_small(record, need, what, limit),
         WaitCode.NODES_CLOSED: (
             f"Needs {need} {what}, and the open nodes that it may use have {limit}: {_closed(record)}."

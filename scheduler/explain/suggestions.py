@@ -118,6 +118,8 @@ class Suggestions:
         """The fewest accelerators per pod (thousandths) in which the job fits the memory of some device on some
         node, 0 if there are none; and the change, if it would start now."""
         job, round_ = assignment.job, self.round
+        if job.most_devices:
+            return 0, []
         pools = self._usable(job.tenant)
         sizes = [size for pool in pools for size in round_.cluster.pools[pool.name].accelerators_per_node()]
         now = -(-job.per_pod.accelerators_m // 1000)

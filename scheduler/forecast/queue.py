@@ -141,7 +141,7 @@ class Queue:
     def request(self, job: Job) -> QueueRequest | None:
         """Where a job may run, fastest first; None: nowhere."""
         key = (
-            job.tenant, job.kind, job.workload_class, job.min_pods, job.per_pod,
+            job.tenant, job.kind, job.workload_class, job.min_pods, job.per_pod, job.most_devices,
             job.accelerators, job.pools, job.modes, job.priority,
         )  # fmt: skip
         if key not in self._requests:
@@ -304,6 +304,6 @@ def _allowed(job: Job, pool: Pool) -> bool:
         job.accelerators and pool.accelerator not in job.accelerators
     ):
         return False
-    if pool.tenants is not None and job.tenant not in pool.tenants:
+    if (pool.tenants is not None and job.tenant not in pool.tenants) or not job.uses_all(pool):
         return False
     return job.per_pod.accelerators_m > 0 or pool.is_cpu

@@ -72,6 +72,7 @@ class WaitCode(StrEnum):
     NO_ACCELERATOR = "NoMatchingAccelerator"
     NO_POOL = "NoPoolForTenant"
     DOES_NOT_FIT = "DoesNotFitAnyMode"
+    DEVICES_UNUSED = "AcceleratorsUnused"
     NODE_TOO_SMALL = "NoNodeLargeEnough"
     UNKNOWN_TENANT = "NoTenant"
     CEILING = "QuotaCeiling"
@@ -91,6 +92,7 @@ NEVER = frozenset(
         WaitCode.NO_ACCELERATOR,
         WaitCode.NO_POOL,
         WaitCode.DOES_NOT_FIT,
+        WaitCode.DEVICES_UNUSED,
         WaitCode.NODE_TOO_SMALL,
         WaitCode.UNKNOWN_TENANT,
     }

@@ -370,10 +370,16 @@ class Job:
     """None: it waits."""
     more_host_memory_mib: int = 0
     """Of each pod, beside what the table's cell says: copies of its state in memory."""
+    most_devices: int = 0
+    """So many accelerators one of its pods can use, where they are no cores; 0: any number."""
 
     @property
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    def uses_all(self, pool: Pool) -> bool:
+        """Whether its pods can use all the accelerators that they would get there."""
+        return not self.most_devices or pool.is_cpu or self.per_pod.accelerators_m <= 1000 * self.most_devices
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,8 @@ def _higher(assignment: Assignment) -> Iterator[tuple[float, Candidate]]:
     assert place is not None
     for one in assignment.option.candidates:
         same = (one.pool, one.mode, one.pods, one.per_pod) == (now.pool, now.mode, now.pods, now.per_pod)
-        if same and not one.nodes and one.power_cap > now.power_cap and one.value > now.value:
+        there = not one.nodes or one.nodes == now.nodes
+        if same and there and one.power_cap > now.power_cap and one.value > now.value:
             yield (one.value - now.value) / max(one.draw_w - place.watts, 1), one
 
 

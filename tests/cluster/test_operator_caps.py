@@ -37,7 +37,7 @@ CONFIG = {
 def llm(name: str) -> Object:
     job = engine_job(
         name,
-        shape={"minPods": 1, "maxPods": 1, "acceleratorsPerPod": 2},
+        shape={"minPods": 2, "maxPods": 2},
         accelerators=["A100"],
     )
     job["spec"]["engine"] |= {"model": {"config": CONFIG}, "mode": "resident", "steps": 1_000_000}
@@ -86,7 +86,7 @@ async def test_a_job_starts_capped_and_its_boards_are_held_until_it_is_lifted(
         capped = second["admission"]
         assert (capped["powerCapPercent"], capped["powerCapWatts"]) == (50, 200)
         assert "limited to 50%" in capped["reason"]
-        [node] = capped["nodes"]
+        [node] = {*capped["nodes"]}
         boards = [f"SIMULATED-{node}-{i}" for i in range(2)]
 
         async def limits() -> list[float]:

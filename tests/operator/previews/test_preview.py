@@ -193,6 +193,7 @@ def test_a_draft_is_told_what_it_will_use_and_under_which_cap_it_would_start() -
         accelerators=(),
         workload_class="llm",
         per_pod=Resources(8000),
+        most_devices=0,
         modes=("resident",),
         remaining_work=72_000.0,
     )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.operator.builders import ENGINE, NOW, job, pool, tenant
+from tests.operator.builders import ENGINE, NOW, job, pool, service, tenant
 from tests.training.small import manifest
 
-from busbar.kube.types import TrainingJob
+from busbar.kube.types import AcceleratorPool, TrainingJob
 from busbar.operator.scheduling.snapshot import ClusterObjects, build
 from busbar.operator.training.claim import OTHER_FILES_MIB, asked
 from busbar.operator.watch.projections import Node
-from busbar.scheduler import Policy, Resources, plan
+from busbar.scheduler import Placement, Policy, Resources, Snapshot, WaitCode, plan, sentence
 from busbar.scheduler.fit.memory import HOST_RUNTIME_BYTES
 
 
@@ -40,21 +41,37 @@ CONFIG = {
 }  # fmt: skip
 
 
+IMAGES: dict[str, dict[str, Any]] = {"builtin": {}, "vllm": {"image": "vllm/vllm-openai:v1"}}
+
+
+def gpus(*jobs: TrainingJob, others: tuple[AcceleratorPool, ...] = ()) -> Snapshot:
+    """Four nodes of two A100."""
+    labels, devices = (("pool", "gpus"),), (("nvidia.com/gpu", 2),)
+    nodes = [Node(f"n{i}", labels, (), 16_000, 262_144, 500_000, devices, True) for i in range(4)]
+    nodes += [
+        Node(f"c-{each.metadata.name}", (("pool", each.metadata.name),), (), 8000, 32_768, 100_000, (), True)
+        for each in others
+    ]
+    a100 = pool("gpus", accelerator="A100", resourceName="nvidia.com/gpu", memoryGib=80)
+    owner = tenant("team", ["team"])
+    return build(ClusterObjects(jobs=jobs, pools=(a100, *others), tenants=(owner,), nodes=tuple(nodes)), NOW)
+
+
+def engine_job(name: str = "job", shape: dict[str, Any] | None = None, **spec: Any) -> TrainingJob:
+    engine = {**ENGINE, "mode": "resident", "model": {"config": CONFIG}}
+    return job(name, engine=engine, shape=shape or {}, **spec)
+
+
+def started(made: Snapshot) -> dict[str, Placement]:
+    """By the job's name."""
+    names = {one.id: one.name for one in made.jobs}
+    actions = plan(made, Policy(), NOW.timestamp(), None)[0].actions
+    return {names[action.job]: action.to for action in actions if action.to is not None}
+
+
 def given(shape: dict[str, Any] | None = None, **spec: Any) -> Resources:
-    """What a pod of a job of the engine gets on GPUs, with two at most on a node."""
-    labels = (("pool", "gpus"),)
-    nodes = tuple(
-        Node(f"n{i}", labels, (), 16_000, 262_144, 500_000, (("nvidia.com/gpu", 2),), True) for i in range(4)
-    )
-    gpus = pool("gpus", accelerator="A100", resourceName="nvidia.com/gpu", memoryGib=80)
-    engine = {**ENGINE, "mode": "resident", "model": {"config": CONFIG}, **spec.pop("engine", {})}
-    of = job(engine=engine, shape=shape or {}, **spec)
-    made = build(
-        ClusterObjects(jobs=(of,), pools=(gpus,), tenants=(tenant("team", ["team"]),), nodes=nodes), NOW
-    )
-    [action] = plan(made, Policy(), NOW.timestamp(), None)[0].actions
-    assert action.to is not None
-    return action.to.per_pod
+    """What a pod of a job of the engine gets."""
+    return started(gpus(engine_job(shape=shape, **spec)))["job"].per_pod
 
 
 def test_a_pod_on_a_gpu_that_names_nothing_gets_the_memory_that_it_needs_and_a_core_for_each_accelerator() -> (
@@ -63,7 +80,8 @@ def test_a_pod_on_a_gpu_that_names_nothing_gets_the_memory_that_it_needs_and_a_c
     alone = given()
     assert alone.cpu_m == 1000
     assert HOST_RUNTIME_BYTES / 2**20 < alone.memory_mib < 2 * HOST_RUNTIME_BYTES / 2**20
-    assert given({"acceleratorsPerPod": 2}).cpu_m == 2000
+    own = job("own", template={"image": "own"}, shape={"acceleratorsPerPod": 2})
+    assert started(gpus(own))["own"].per_pod.cpu_m == 2000
     assert given({"cpu": "6"}).cpu_m == 6000
     assert given({"memory": "64Gi"}).memory_mib == 65_536
     assert given({"memory": "64Mi"}) == alone, "never less than the plan needs"
@@ -79,3 +97,29 @@ def test_copies_of_the_state_in_memory_are_asked_for_as_well() -> None:
     unsaved: dict[str, Any] = {"checkpoint": {"memory": {"parity": 0}}}
     assert given(shape, **unsaved).memory_mib - four.memory_mib == pytest.approx(alone / 4, rel=0.15)
     assert given({"memory": "64Gi"}, **copied).memory_mib == 65_536
+    both = started(gpus(engine_job("plain"), engine_job("copied", **copied)))
+    assert both["copied"].per_pod.memory_mib - both["plain"].per_pod.memory_mib == alone
+
+
+def test_a_pod_of_the_engine_gets_no_accelerators_that_it_would_not_use() -> None:
+    of = engine_job(shape={"acceleratorsPerPod": 2, "minPods": 2, "maxPods": 2})
+    made = gpus(of)
+    [record] = plan(made, Policy(), NOW.timestamp(), None)[0].waiting
+    assert (record.code, record.never) == (WaitCode.DEVICES_UNUSED, True)
+    assert sentence(record) == (
+        "Its pods ask for 2 accelerators each, of which its engine would use 1: set shape.acceleratorsPerPod to 1, and ask "
+        "for as many pods as it should have accelerators."
+    )
+    assert started(gpus(of, others=(pool(),)))["job"].pool == "cpu", "cores are not meant"
+
+
+@pytest.mark.parametrize(("engine", "places"), [("builtin", set()), ("vllm", {"web-0"})])
+def test_a_replica_of_busbars_engine_gets_one_accelerator_and_a_vllm_as_many_as_it_asks_for(
+    engine: str, places: set[str]
+) -> None:
+    status = {"desiredReplicas": 1, "observedGeneration": 1}
+    web = service(replicas=1, status=status, engine=engine, shape={"acceleratorsPerPod": 2}, **IMAGES[engine])
+    made = replace(
+        gpus(), jobs=build(ClusterObjects(services=(web,), tenants=(tenant("team", ["team"]),)), NOW).jobs
+    )
+    assert started(made).keys() == places

@@ -18,6 +18,7 @@ from busbar.scheduler import (
     Policy,
     PowerDomain,
     Rate,
+    Run,
     Snapshot,
     WaitCode,
     applied,
@@ -57,8 +58,8 @@ def rack(
     return replace(base, table=table, nodes=on, domains=(PowerDomain("rack", watts),))
 
 
-def llm(name: str, size: int = 8, on: Placement | None = None, **kept: object) -> Job:
-    return replace(job(name, size=size, on=on, workload_class="llm"), **kept)  # type: ignore[arg-type]
+def llm(name: str, size: int = 8, pods: int = 1, on: Placement | None = None, **kept: object) -> Job:
+    return replace(job(name, size=size, pods=pods, on=on, workload_class="llm"), **kept)  # type: ignore[arg-type]
 
 
 def at(name: str, cap: float = 1.0) -> Placement:
@@ -113,10 +114,40 @@ def test_clusters_without_limiting_domains_have_no_more_candidates() -> None:
 
 
 @pytest.mark.parametrize(
-    "one", [llm("half", size=4), llm("serves", kind=JobKind.SERVING), llm("other", workload_class="unknown")]
+    "one",
+    [
+        llm("half", size=4),
+        llm("few", size=1, pods=4),
+        llm("no whole node", size=3, pods=8),
+        llm("serves", kind=JobKind.SERVING),
+        llm("other", workload_class="unknown"),
+    ],
 )
 def test_only_training_jobs_with_nodes_to_themselves_and_measured_caps_are_capped(one: Job) -> None:
     assert caps_of(rack(one, watts=100.0)) == [1.0]
+
+
+@pytest.mark.parametrize(("size", "pods"), [(1, 8), (4, 2), (2, 8), (1, 16)])
+def test_a_gang_that_fills_its_nodes_is_capped_on_nodes_of_its_own(size: int, pods: int) -> None:
+    gang, count = llm("gang", size, pods), size * pods // 8
+    full = rack(gang, watts=8 * 480 * count, nodes=4)
+    table = PerformanceTable((*full.table.cells, *cells(size=16)), full.table.rates)
+    full = replace(full, table=table)
+    assert caps_of(full) == [1.0, 0.85, 0.7, 0.5]
+    [action] = made(full).actions
+    assert action.to is not None
+    assert (action.to.power_cap, sorted({*action.to.nodes})) == (0.7, [f"H100-000{n}" for n in range(count)])
+    small = job("small", on=placed("H100", "H100-0000"))
+    [action] = made(
+        replace(full, jobs=(gang, small), domains=(PowerDomain("rack", 8 * 480 * count + 700),))
+    ).actions
+    assert action.to is not None
+    assert "H100-0000" not in action.to.nodes, "a board of another job would be limited as well"
+    there = replace(
+        full, jobs=(replace(gang, run=Run(action.to, NOW - 3600)),), domains=(PowerDomain("rack", 9e4),)
+    )
+    lifted = made(there)
+    assert acted(lifted) == {"gang": ("lift", 1.0)}
 
 
 def test_nodes_whose_boards_take_no_limits_are_left_out() -> None:
