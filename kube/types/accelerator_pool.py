@@ -14,6 +14,7 @@ from busbar.kube.types.meta import (
     KindInfo,
     LabelValue,
     LinkClass,
+    ObjectName,
     PrinterColumn,
     QualifiedKey,
     Quantity,
@@ -120,6 +121,11 @@ class AcceleratorPoolSpec(SpecModel):
     )
     tolerations: Annotated[list[PoolToleration], Field(max_length=16)] | None = Field(
         default=None, description="Taints of the pool's nodes; pods placed here tolerate them."
+    )
+    runtime_class_name: ObjectName | None = Field(
+        default=None,
+        description="RuntimeClass of the pods placed here, e.g. nvidia, where the nodes' default runtime gives containers no "
+        "driver; absent: the default.",
     )
     tenants: TenantList | None = Field(
         default=None, description="Tenants that may use the pool; absent: all."

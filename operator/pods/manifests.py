@@ -414,7 +414,10 @@ class _Volumes:
         self._own.append(volume)
 
     def mounts(self) -> list[Body]:
-        mounts: list[Body] = [{"name": "busbar-tmp", "mountPath": "/tmp"}]
+        mounts: list[Body] = [
+            {"name": "busbar-tmp", "mountPath": "/tmp"},
+            {"name": "busbar-shm", "mountPath": "/dev/shm"},
+        ]
         if self._secret is not None:
             mounts.append({"name": bearers.VOLUME, "mountPath": bearers.FOLDER, "readOnly": True})
         for claim, read_only in self._claims.items():
@@ -426,7 +429,12 @@ class _Volumes:
         return mounts
 
     def volumes(self) -> list[Body]:
-        volumes: list[Body] = [{"name": "busbar-tmp", "emptyDir": {}}]
+        # Processes of a pod exchange data through /dev/shm: loaders of PyTorch, NCCL, vLLM's workers. A runtime gives it 64 MiB;
+        # a volume has what the pod's limit of memory leaves, and counts in it.
+        volumes: list[Body] = [
+            {"name": "busbar-tmp", "emptyDir": {}},
+            {"name": "busbar-shm", "emptyDir": {"medium": "Memory"}},
+        ]
         if self._secret is not None:
             name, keys = self._secret
             # The pod's group may read the files (fsGroup), nobody may write them.
@@ -504,11 +512,13 @@ def _pod(
         t.model_dump(mode="json", by_alias=True, exclude_none=True)
         for t in ((pool.spec.tolerations if pool is not None else None) or ())
     ]
+    runtime = pool.spec.runtime_class_name if pool is not None else None
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": metadata,
         "spec": {
+            **({"runtimeClassName": runtime} if runtime is not None else {}),
             "schedulingGates": [{"name": SCHEDULING_GATE}],
             "affinity": node_affinity(node),
             "tolerations": tolerations,

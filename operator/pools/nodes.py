@@ -73,6 +73,7 @@ def scheduler_pool(pool: AcceleratorPool) -> Pool:
         unit_m=unit_m(pool),
         cpu_m=0 if is_cpu else CORES_M,
         link=link_class(pool),
+        runtime=spec.runtime_class_name or "",
     )
 
 

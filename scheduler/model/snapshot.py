@@ -180,6 +180,8 @@ class Pool:
     """Other pools: the millicores per accelerator of a pod that names none."""
     link: str = ""
     """Link class of the accelerators: with the type, the key of their cells in the performance table."""
+    runtime: str = ""
+    """What runs the pods there; a gang is in pools with one runtime."""
 
     @property
     def key(self) -> str:

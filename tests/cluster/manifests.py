@@ -240,6 +240,7 @@ def pool() -> JSON:
         "AcceleratorPool",
         {
             "interconnect": {"linkClass": "pcie5"},
+            "runtimeClassName": "nvidia",
             "accelerator": "H100",
             "resourceName": "nvidia.com/gpu",
             "nodeSelector": {"busbar.dev/accelerator": "H100"},

@@ -81,6 +81,19 @@ def test_the_operator_sets_the_variables_of_the_contract_and_no_others() -> None
     assert "busbar-claim-words" in volumes  # the engine finds the tokenizer by its URI
 
 
+def test_every_pod_has_room_for_what_its_processes_exchange() -> None:
+    for body in (rendered(job()), rendered(gang(2), pods=2), _replica()):
+        [mount] = [m for m in body["spec"]["containers"][0]["volumeMounts"] if m["mountPath"] == "/dev/shm"]
+        [volume] = [v for v in body["spec"]["volumes"] if v["name"] == mount["name"]]
+        assert volume["emptyDir"] == {"medium": "Memory"}
+
+
+def test_a_pool_says_which_runtime_gives_its_pods_the_driver() -> None:
+    nvidia = pool(resourceName="nvidia.com/gpu", runtimeClassName="nvidia")
+    assert rendered(job(), pool=nvidia)["spec"]["runtimeClassName"] == "nvidia"
+    assert "runtimeClassName" not in rendered(job())["spec"]
+
+
 def test_no_two_claims_share_a_volume_name() -> None:
     """Claims are DNS subdomains of up to 253 characters, volumes are DNS labels."""
     long = "c" * 60
