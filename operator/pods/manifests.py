@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -53,6 +54,7 @@ INIT = [
 ]  # PID 1 must not be the trainer: a killed trainer ends the container by its code
 DRAIN_MARGIN_S = 15
 MAX_VOLUME_NAME_CHARS = 63
+_PARALLEL = re.compile(r"(--(tensor|pipeline|data)-parallel-size|-tp|-pp|-dp)\b")
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ def service_pod(
         container["args"] = [
             "--model", env[Env.MODEL_DIR], "--served-model-name", model_id, "--port", str(workload.PORT),
             "--config", f"{bearers.FOLDER}/{bearers.VLLM_CONFIG}", *_vllm_limits(spec),
-            *_vllm_adapters(model_id, adapters), *(spec.args or ()),
+            *_vllm_parallel(spec, pool), *_vllm_adapters(model_id, adapters), *(spec.args or ()),
         ]  # fmt: skip
         container["lifecycle"] = pre_stop(workload.PORT, spec.drain_seconds)
     path = workload.READY_PATH if spec.engine is ServiceEngine.BUILTIN else workload.HEALTH_PATH
@@ -262,6 +264,14 @@ def _vllm_limits(spec: ModelServiceSpec) -> list[str]:
     if spec.kv_cache_memory is not None:
         flags += ["--kv-cache-memory-bytes", str(quantity.to_bytes(spec.kv_cache_memory))]
     return flags
+
+
+def _vllm_parallel(spec: ModelServiceSpec, pool: AcceleratorPool | None) -> list[str]:
+    """The flag with which vLLM uses all accelerators of the pod, where `spec.args` do not say how they are used."""
+    count, is_cpu = spec.shape.accelerators_per_pod, pool is None or pool.spec.resource_name == "cpu"
+    if is_cpu or count == 1 or any(_PARALLEL.match(arg) for arg in spec.args or ()):
+        return []
+    return ["--tensor-parallel-size", str(count)]
 
 
 def _vllm_adapters(model_id: str, folders: Mapping[str, str]) -> list[str]:

@@ -343,6 +343,40 @@ def test_vllm_gets_the_limits_of_the_spec_before_its_own_arguments() -> None:
     assert args[-2:] == ["--seed", "1"]
 
 
+@pytest.mark.parametrize(
+    ("count", "kind", "args", "flags"),
+    [
+        (1, "nvidia.com/gpu", [], []),
+        (4, "nvidia.com/gpu", [], ["--tensor-parallel-size", "4"]),
+        (
+            4,
+            "nvidia.com/gpu",
+            ["--max-num-seqs", "8"],
+            ["--tensor-parallel-size", "4", "--max-num-seqs", "8"],
+        ),
+        (4, "nvidia.com/gpu", ["--pipeline-parallel-size=4"], ["--pipeline-parallel-size=4"]),
+        (4, "nvidia.com/gpu", ["-tp", "2"], ["-tp", "2"]),
+        (4, "cpu", [], []),  # cores
+    ],
+)
+def test_vllm_uses_all_accelerators_of_its_pod(
+    count: int, kind: str, args: list[str], flags: list[str]
+) -> None:
+    of = service(
+        engine="vllm", image="vllm/vllm-openai", shape={"acceleratorsPerPod": count}, args=args or None
+    )
+    body = manifests.service_pod(
+        of,
+        index=0,
+        model_uri="pvc://claim/model",
+        placement=placement(),
+        pool=pool(resourceName=kind),
+        rendering=RENDERING,
+    )
+    found = body["spec"]["containers"][0]["args"]
+    assert found[found.index("--config") + 2 :] == flags
+
+
 ADAPTERS = [
     {"name": "a", "uri": "pvc://claim/a"},
     {"name": "b", "uri": "pvc://other/b", "tenants": ["research"]},
