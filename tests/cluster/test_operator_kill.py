@@ -35,7 +35,7 @@ def script(pod: Object) -> Script:
 
 
 @asynccontextmanager
-async def reviving(cluster: Cluster) -> AsyncIterator[list[int]]:
+async def reviving(cluster: Cluster, **changes: Any) -> AsyncIterator[list[int]]:
     """Starts the operator again whenever the proxy killed it; yields the numbers of the writes at which it was
     killed."""
     deaths: list[int] = []
@@ -46,7 +46,7 @@ async def reviving(cluster: Cluster) -> AsyncIterator[list[int]]:
             deaths.append(len(cluster.proxy.writes))
             await cluster.kill()
             cluster.proxy.revive()
-            await cluster.start()
+            await cluster.start(**changes)
 
     task = asyncio.create_task(watch())
     try:

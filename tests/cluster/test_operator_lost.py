@@ -7,10 +7,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster, engine_job, gang_job
 from tests.cluster.kubelet import Script
 from tests.cluster.tenancy import becomes
+from tests.cluster.test_operator_kill import SIDES, Side, reviving
 
 from busbar.kube.client import Object
 from busbar.kube.resources import ACCELERATOR_POOLS, NAMESPACES, NODES, PODS, TRAINING_JOBS
@@ -97,6 +99,30 @@ async def test_a_gang_with_copies_in_memory_runs_on_with_a_pod_on_another_node(a
         every = {f"{cluster.namespace}-node-{i}" for i in range(4)}
         assert lost == first[1]
         assert status["admission"]["nodes"] == [first[0], *(every - {*first}), first[2]]
+
+
+@pytest.mark.parametrize("side", SIDES)
+async def test_such_a_gang_runs_on_though_the_operator_dies_at_every_write(
+    apiserver: ApiServer, side: Side
+) -> None:
+    async with Cluster(apiserver, nodes=4, cpu="1", script=runs) as cluster:
+        await cluster.start(node_lost_s=1.0)
+        shape = {"minPods": 3, "maxPods": 3, "cpu": "1", "memory": "64Mi"}
+        await cluster.create(engine_job("gang", shape=shape, checkpoint={"memory": {}}))
+        first = (await cluster.until(TRAINING_JOBS, "gang", phase("Running")))["admission"]["nodes"]
+        cluster.proxy.kill_each(side)
+        async with reviving(cluster, node_lost_s=1.0):
+            await falls_silent(cluster, "gang-1-1")
+            status = await cluster.until(
+                TRAINING_JOBS,
+                "gang",
+                lambda s: s.get("phase") == "Running" and s["admission"]["nodes"] != first,
+            )
+        assert (status["attempt"], status["restarts"]) == (1, 0)
+        made = sorted(name.partition("/")[2] for name in cluster.kubelet.created.values())
+        assert made == ["gang-1-0", "gang-1-1", "gang-1-1-r1", "gang-1-2"]
+        assert sorted(await cluster.pods()) == ["gang-1-0", "gang-1-1-r1", "gang-1-2"]
+        assert cluster.proxy.died_at >= 4
 
 
 async def test_a_gang_whose_node_is_lost_starts_whole_elsewhere_once_its_end_is_certain(
