@@ -4,9 +4,11 @@ exact counts.
     python benchmarks/serving_fairness.py [--out benchmarks/results/serving_fairness.json]
 
 Step times follow a step model (milliseconds: 5 + 0.05 a sequence + 0.02 a prompt token), so the results depend only
-on the scheduler and are the same on every machine. Three comparisons:
+on the scheduler and are the same on every machine. Four comparisons:
 
   prefixes   32 beginnings of 2,048 tokens with 128 of their own each, 1,024 requests of eight keys: cache on, off
+  batches    1,024 lines of a batch with these 32 beginnings in turn, 80 at a time, in a KV pool of 17 contexts: in the
+             file's order, and as the API lends them, those that begin alike one after another
   keys       one key at ten times the rate of four others: counters, first come first served, each light key alone,
              and the four without the heavy one (what they cost each other)
   promise    chat-like prompts beside decoding requests, 20 ms a token promised: the budget
@@ -67,19 +69,20 @@ def simulate(
     fair: bool = True,
     tpot_ms: float | None = None,
     until_ms: float | None = None,
+    most: int = 1 << 30,
 ) -> Outcome:
-    """Runs the requests to their end, or for some time."""
+    """Runs the requests to their end, or for some time; at most `most` are with the engine at once."""
     scheduler = Scheduler(BlockPool(blocks), StepLimits(64, budget, 64, prefix_cache=cache))
     model, now, waiting = OnlineStepModel(), 0.0, sorted(requests, key=lambda r: r.at_ms)
     arrived: dict[Sequence, Request] = {}
     last: dict[Sequence, float] = {}
     gaps: dict[Sequence, list[float]] = defaultdict(list)
     result = Outcome(first_ms=defaultdict(list), gaps_ms=[], work=defaultdict(float))
-    position = 0
+    position = ended = 0
     while (position < len(waiting) or not scheduler.idle) and (until_ms is None or now < until_ms):
         if scheduler.idle:
             now = max(now, waiting[position].at_ms)
-        while position < len(waiting) and waiting[position].at_ms <= now:
+        while position < len(waiting) and waiting[position].at_ms <= now and position - ended < most:
             request = waiting[position]
             owner = request.owner if fair else Owner()
             made = Sequence(
@@ -119,29 +122,53 @@ def simulate(
             last[sequence] = now
             if len(sequence.tokens) >= sequence.max_total:
                 scheduler.finish(sequence)
+                ended += 1
     result.ms = now
     result.gaps_ms = [each for each in gaps.values() if each]
     return result
 
 
-def prefixes() -> dict[str, Any]:
+UNIQUE = 32 * 2048 + 1024 * (128 + 63)
+"""Tokens that must be computed of the requests of `prefixes` and `batches`."""
+
+
+def beginning_alike(keys: int) -> list[Request]:
+    """1,024 requests, 32 in a row with one beginning."""
     rng = random.Random(0)
     heads = [[rng.randrange(32000) for _ in range(2048)] for _ in range(32)]
-    requests = [
+    return [
         Request(
-            0.0, heads[i // 32] + [rng.randrange(32000) for _ in range(128)], 64, Owner("", f"key{i % 8}")
+            0.0, heads[i // 32] + [rng.randrange(32000) for _ in range(128)], 64, Owner("", f"key{i % keys}")
         )
         for i in range(1024)
     ]
+
+
+def batches() -> dict[str, Any]:
+    lent = beginning_alike(1)
+    file = [lent[32 * (i % 32) + i // 32] for i in range(1024)]
+    found = {
+        name: simulate(order, blocks=600, budget=2048, cache=True, most=80)
+        for name, order in (("file", file), ("lent", lent))
+    }
+    return {
+        "row": "batches",
+        "computedTokensOverUnique": {name: round(run.computed / UNIQUE, 3) for name, run in found.items()},
+        "requestsPerSecondOverFileOrder": round(found["file"].ms / found["lent"].ms, 2),
+        "aims": {"computedTokensOverUnique": "<= 1.05"},
+    }
+
+
+def prefixes() -> dict[str, Any]:
+    requests, rng = beginning_alike(8), random.Random(1)
     orders = {"in a row": list(requests), "shuffled": requests}
     rng.shuffle(orders["shuffled"])
-    unique = 32 * 2048 + 1024 * (128 + 63)
     rows = {}
     for name, order in orders.items():
         for budget in (512, 2048, 8192):
             on, off = (simulate(order, blocks=6000, budget=budget, cache=cache) for cache in (True, False))
             rows[f"{name}, steps of {budget}"] = {
-                "computedTokensOverUnique": round(on.computed / unique, 3),
+                "computedTokensOverUnique": round(on.computed / UNIQUE, 3),
                 "requestsPerSecondOverCacheOff": round(off.ms / on.ms, 2),
             }
     return {
@@ -264,8 +291,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows = []
-    for number, part in enumerate((prefixes, keys, promise), 1):
-        print(f"[{number}/3] {part.__name__} …", file=sys.stderr)
+    for number, part in enumerate((prefixes, batches, keys, promise), 1):
+        print(f"[{number}/4] {part.__name__} …", file=sys.stderr)
         rows.append(part())
     result = {
         "benchmark": "serving_fairness",

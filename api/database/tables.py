@@ -15,7 +15,8 @@ compute       totals of each job as of each hour in which they grew
 files         files that people uploaded for batches, and those of batches' answers; left out of backups, as are
 file_parts    their bytes,
 batches       the batches of requests made of them, and
-batch_lines   one row per request, with its answer; the gateway `holder` runs it until `until`
+batch_lines   one row per request, with its answer; the gateway `holder` runs it until `until`; lines with one `head` begin
+                  alike, and have the `turn` of the first of them
 samples       loss and throughput over time, thinned as they grow; (uid, attempt, mark) makes a second writer harmless
 """
 
@@ -302,6 +303,8 @@ batch_lines = Table(
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("state", String(16), nullable=False),
     Column("custom_id", String(512)),
+    Column("head", String(16)),
+    Column("turn", Integer, nullable=False, server_default="0"),
     Column("body", Text),
     Column("answer", Text),
     Column("charged", Boolean, nullable=False),
@@ -309,7 +312,9 @@ batch_lines = Table(
     Column("process", String(64)),
     Column("until", Utc()),
     Index("ix_batch_lines_batch_id_state_number", "batch_id", "state", "number"),
+    Index("ix_batch_lines_batch_id_state_turn", "batch_id", "state", "turn", "number"),
     Index("ix_batch_lines_batch_id_custom_id", "batch_id", "custom_id"),
+    Index("ix_batch_lines_batch_id_head", "batch_id", "head"),
     Index("ix_batch_lines_holder", "holder"),
     Index(
         "ix_batch_lines_lent",

@@ -6,13 +6,17 @@ why.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from busbar.api.errors import Invalid
 from busbar.kube.contracts.batches import LINE_BYTES
+
+HEAD_CHARS = 1024
+"""Lines whose prompts are alike for so long run one after another, so that a replica computes what they share once."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class Asked:
     custom_id: str | None
     body: str = ""
     problem: str | None = None
+    head: str | None = None
+    """Of lines that begin alike it is the same; None: there is too little of it."""
 
 
 def cut(data: bytes, *, last: bool) -> Cut:
@@ -72,7 +78,19 @@ def read(line: bytes, endpoint: str) -> Asked:
         problem = "body must be a request, an object that names a model"
     elif body.get("stream"):
         problem = "body.stream must be left out: a batch has no streams"
-    return Asked(custom_id, "" if problem else json.dumps(body), problem)
+    if problem or not isinstance(body, dict):
+        return Asked(custom_id, problem=problem)
+    return Asked(custom_id, json.dumps(body), head=head_of(body))
+
+
+def head_of(body: Mapping[str, Any]) -> str | None:
+    """A digest of how a request's prompt begins, with what a template writes before it; None: the prompt is shorter."""
+    prompt = next((body[name] for name in ("messages", "prompt", "input") if name in body), "")
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt)
+    if len(text) < HEAD_CHARS:
+        return None
+    first = [body["model"], body.get("tools"), body.get("instructions"), text[:HEAD_CHARS]]
+    return hashlib.sha256(json.dumps(first).encode()).hexdigest()[:16]
 
 
 def by_batch(lines: Iterable[tuple[str, int]]) -> dict[str, list[int]]:

@@ -271,6 +271,7 @@ class BatchStore:
             some = lines.c.custom_id.in_(names[at : at + NAMES_AT_ONCE])
             known = select(lines.c.custom_id).where(lines.c.batch_id == row["id"], some)
             taken.update((await tx.execute(known)).scalars())
+        turns = await self._turns(tx, row["id"], {each.head for each in asked if each.head is not None})
         made, failed = [], 0
         for number, each in enumerate(asked, row["total"]):
             problem = each.problem
@@ -287,6 +288,8 @@ class BatchStore:
                     "number": number,
                     "state": "pending" if problem is None else "failed",
                     "custom_id": each.custom_id,
+                    "head": each.head,
+                    "turn": number if each.head is None else turns.setdefault(each.head, number),
                     "body": each.body if problem is None else None,
                     "answer": answer,
                     "charged": False,
@@ -294,8 +297,19 @@ class BatchStore:
             )
         return made, failed
 
+    async def _turns(self, tx: AsyncConnection, batch: str, heads: set[str]) -> dict[str, int]:
+        """The turns of those of these heads that earlier lines have."""
+        turns: dict[str, int] = {}
+        wanted = sorted(heads)
+        for at in range(0, len(wanted), NAMES_AT_ONCE):
+            some = and_(lines.c.batch_id == batch, lines.c.head.in_(wanted[at : at + NAMES_AT_ONCE]))
+            known = select(lines.c.head, func.min(lines.c.turn)).where(some).group_by(lines.c.head)
+            turns.update({str(head): turn for head, turn in (await tx.execute(known)).all()})
+        return turns
+
     async def _lend(self, tx: AsyncConnection, wanted: Claim) -> list[Line]:
-        """Lines of all batches in turn, first of those that have the fewest lent.
+        """Lines of all batches in turn, first of those that have the fewest lent; of one batch in the order of its file, but
+        those that begin alike one after another.
 
         No query here reads more lines than are lent or were given back: how many wait does not matter.
         """
@@ -323,7 +337,8 @@ class BatchStore:
             share = -(-left // (len(found) - place))
             free = and_(lines.c.batch_id == batch, lines.c.state == "pending")
             free = and_(free, or_(lines.c.until.is_(None), lines.c.until <= now))
-            query = select(lines.c.number, lines.c.body).where(free).order_by(lines.c.number).limit(share)
+            order = lines.c.turn, lines.c.number
+            query = select(lines.c.number, lines.c.body).where(free).order_by(*order).limit(share)
             for number, body in (await tx.execute(query.with_for_update(skip_locked=True))).all():
                 size += len(body)
                 if lent and size > LENT_BYTES:

@@ -15,6 +15,7 @@ from busbar.api.database import tables
 from busbar.api.database.engine import Database
 from busbar.api.errors import Conflict, Invalid, NotFound, TooLarge
 from busbar.api.records import batch_lines, batches, files
+from busbar.api.records.batch_lines import HEAD_CHARS, head_of
 from busbar.api.records.batches import BatchStore
 from busbar.api.records.files import FileStore
 from busbar.api.records.usage_ledger import By, UsageLedger
@@ -248,6 +249,67 @@ async def test_batches_take_turns(desk: Desk) -> None:
     lent = (await desk.claim(4, *refs(first))).lines
     assert {line.batch for line in first} == {long.id}
     assert [line.batch for line in lent] == [short.id, short.id, long.id, long.id]
+
+
+def alike(name: str, head: str, model: str = "m", **body: Any) -> dict[str, Any]:
+    """A line whose system prompt is `head`, repeated until it is long."""
+    system = {"role": "system", "content": head * HEAD_CHARS}
+    messages = [system, {"role": "user", "content": name}]
+    return request(name, body={"model": model, "messages": messages, **body})
+
+
+async def claimed(desk: Desk, *rows: dict[str, Any]) -> list[str]:
+    """The names of the lines, in the order in which they are lent."""
+    batch = await desk.create(await desk.upload(jsonl(*rows)))
+    names: list[str] = []
+    while len(names) < len(rows):
+        lent = (await desk.claim(2)).lines
+        names += [rows[line.number]["custom_id"] for line in lent]
+        for line in lent:
+            await desk.settle(line)
+    assert (await desk.see(batch)).status == "completed"
+    return names
+
+
+async def test_lines_that_begin_alike_are_lent_one_after_another(desk: Desk) -> None:
+    rows = [alike(f"{head}{n}", head) for n in range(3) for head in "xyz"]
+    assert await claimed(desk, *rows) == [f"{head}{n}" for head in "xyz" for n in range(3)]
+    short = [request(f"{n}") for n in range(4)]
+    assert await claimed(desk, *short) == ["0", "1", "2", "3"], "else the file's order stays"
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    other = [alike("a", "x"), alike("b", "x", "another"), alike("c", "x", tools=tools), alike("d", "x")]
+    assert await claimed(desk, *other) == ["a", "d", "b", "c"]
+
+
+async def test_they_are_known_again_in_the_next_piece_of_the_file(desk: Desk) -> None:
+    long = [request(f"{n}", body={"model": "m", "prompt": f"{n}" * (LINE_BYTES - 1000)}) for n in range(4)]
+    batch = await desk.create(await desk.upload(jsonl(alike("a", "x"), *long, alike("b", "x"))))
+    await desk.claim(0)
+    assert (await desk.see(batch)).total < 6
+    await desk.claim(0)
+    assert (await desk.see(batch)).total == 6
+    assert [line.number for line in (await desk.claim(6)).lines] == [0, 5, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("body", "has"),
+    [
+        ({"model": "m", "prompt": "p" * HEAD_CHARS}, True),
+        ({"model": "m", "prompt": "p" * (HEAD_CHARS - 1)}, False),
+        ({"model": "m", "prompt": list(range(HEAD_CHARS))}, True),
+        ({"model": "m", "input": "p" * HEAD_CHARS, "instructions": "i"}, True),
+        ({"model": "m", "messages": [{"role": "user", "content": "\ud800" * HEAD_CHARS}]}, True),
+        ({"model": "m"}, False),
+        ({"model": "m", "messages": 7}, False),
+    ],
+)
+def test_any_long_beginning_has_a_digest(body: dict[str, Any], has: bool) -> None:
+    found = head_of(body)
+    assert (found is not None) is has
+    if found is not None:
+        assert len(found) == 16
+        assert head_of({**body, "model": "other"}) != found
+        assert head_of({**body, "temperature": 0.5}) == found
 
 
 async def test_a_cancelled_batch_ends_with_what_it_has(desk: Desk) -> None:
