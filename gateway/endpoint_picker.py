@@ -39,6 +39,8 @@ from busbar.scheduler.autoscale.shares import Turns
 
 USUAL_OUTPUT = 256.0
 """Tokens of an answer, until a service has given some."""
+MOST_DOUBLINGS = 60
+"""Of the pause of a replica that fails again and again, which has a bound anyway."""
 LAST_RANK = 1_000_000
 """Of batch work, at a vLLM that orders by rank."""
 LATEST = 0.05
@@ -275,7 +277,8 @@ class EndpointPicker:
         replica = state.replicas.setdefault(lease.endpoint.url, ReplicaLoad())
         replica.works.discard(lease.work)
         if suspect:
-            pause = min(self._limits.suspect_s * 2**replica.failures, self._limits.suspect_max_s)
+            doubled = 2.0 ** min(replica.failures, MOST_DOUBLINGS)
+            pause = min(self._limits.suspect_s * doubled, self._limits.suspect_max_s)
             if suspect_s is not None:
                 pause = min(max(suspect_s, self._limits.suspect_s), self._limits.suspect_max_s)
             replica.fail(self._clock() + pause)

@@ -177,6 +177,16 @@ async def test_a_suspect_is_left_out_and_the_pause_doubles_up_to_its_bound() -> 
     assert pauses == [1.0, 2.0, 4.0, 4.0]
 
 
+async def test_a_replica_may_fail_ever_so_often() -> None:
+    clock = Clock()
+    here, one = picker(clock), table(*at("a"))
+    here.update(one)
+    for _ in range(1100):
+        here.leave(await here.enter(service(one), owner("k"), clock.now), suspect=True)
+        clock.now += 4.0
+    assert (await here.enter(service(one), owner("k"), clock.now)).endpoint.pod == "a"
+
+
 async def test_a_replica_that_answers_is_no_longer_suspect() -> None:
     clock = Clock()
     here, one = picker(clock), table(*at("a"))
