@@ -104,10 +104,15 @@ class Delivery:
         """What its owner was charged for in the queue; None: it has not been served."""
         self.restart()
 
+    def begin(self, digest: str) -> None:
+        """A replica has begun the stream, under this name; empty: it has none."""
+        self.digest = digest
+        self.meter.holds = bool(digest)
+
     def restart(self) -> None:
         """Forget what a replica said, of which nothing has gone to the client."""
         self.meter = (
-            responses.ResponsesMeter()
+            responses.ResponsesMeter(self._tokens_limit)
             if self._call.is_response
             else sse.Meter(sse.Wish.of(self._call.document), self._tokens_limit)
         )
@@ -144,6 +149,7 @@ class Delivery:
             request={**self._call.document, "model": self._call.named(model_id)},
             digest=self.digest,
             cached_tokens=meter.cached_tokens,
+            events=meter.events,
             choices=[
                 ResumedChoice(tokens=list(meter.traces.get(index, ())), ended=index in meter.ended)
                 for index in range(count)

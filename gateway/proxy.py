@@ -3,7 +3,7 @@
 A replica's failure is hidden from the client: the request goes back to the head of the endpoint picker's queue and
 on to another replica. Before the first byte to the client it starts again from the beginning. After the first byte
 another replica resumes the stream behind the last token (`delivery`); where the model server sends no token ids
-(vLLM), and in /v1/responses, the stream ends with an error event.
+(vLLM), the stream ends with an error event.
 
 A replica that *refused* (connection refused, 503, 429, or it shuts down) does not count; a replica that *failed*
 while it may have worked on the request counts, and after `attempts` of these the client gets a 502, or the error
@@ -260,6 +260,7 @@ class Proxy:
         self, request: Client, call: Call, lease: Lease, usage: Usage, delivery: Delivery
     ) -> web.StreamResponse:
         """Ask a replica to go on behind what the client has. Raises BadUpstream where it cannot."""
+        delivery.meter.go_on()
         data = delivery.resume_body(lease.service.model_id)
         async with self._replicas.post(call, lease, RESUME_PATH, data) as (upstream, watch):
             if upstream.status != 200:
@@ -291,7 +292,7 @@ class Proxy:
         delivery: Delivery,
     ) -> web.StreamResponse:
         if upstream.status == 200 and call.stream and upstream.content_type == "text/event-stream":
-            delivery.digest = upstream.headers.get(DIGEST_HEADER, "")
+            delivery.begin(upstream.headers.get(DIGEST_HEADER, ""))
             with self._client(request) as client:
                 return await self._stream(request, call, upstream, watch, client, usage, delivery)
         return await self._whole(request, call, upstream, usage, await self._replicas.read(upstream, watch))

@@ -2,7 +2,8 @@
 
 The client gets every event as the engine wrote it. Nothing is asked of the engine for counting: our own tells its
 tokens in side lines as in the other routes, and of others each delta counts as one token until the last event.
-Such a stream is not resumed on another replica, because its later events repeat what the earlier ones said.
+Events of our engine are kept back until the side line behind them has come, and those that finish the answer until its last
+event has: so what a client has is always what some tokens say, and another replica can go on behind it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ STORED = {
 of an answer that nobody waits for would not be counted."""
 _ENDS = ("response.completed", "response.incomplete")
 _FAILURES = ("response.failed", "error")
+_OPENING = b"event: response.created\n", b"event: response.in_progress\n"
+_LAST = tuple(f"event: {kind}\n".encode() for kind in (*_ENDS, *_FAILURES))
+_NOTHING = b":"
 
 
 def check(document: Mapping[str, object]) -> None:
@@ -37,30 +41,64 @@ def check(document: Mapping[str, object]) -> None:
 class ResponsesMeter(Meter):
     """Counts the tokens of one stream of this route."""
 
-    def __init__(self) -> None:
-        super().__init__(Wish())
-        self._events = 0
+    def __init__(self, tokens_limit: int = 0) -> None:
+        super().__init__(Wish(), tokens_limit)
+        self._held: list[bytes] = []
+        self._finish: bytes | None = None
+        """The side line of the held events that finish the answer."""
 
     def event(self, event: bytes) -> bytes | None:
         """The event as the client gets it (with its blank line), None when it is not for the client."""
+        return self._in_groups(event) if self.holds else self._alone(event)
+
+    def go_on(self) -> None:
+        """Forget what was held back of a replica that ended: another one says it again."""
+        self._held, self._finish = [], None
+
+    def _in_groups(self, event: bytes) -> bytes | None:
+        text, mark, side = event.rpartition(SIDE_LINE)
+        if not mark:
+            self._held.append(event + b"\n\n")
+            if event.startswith(_OPENING):
+                return self._pass_on()
+            if event.startswith(_LAST):
+                if self._finish is not None:
+                    self._sided(b"", self._finish)
+                self._look(payload(event) or b"")
+                return self._pass_on()
+            return None
+        if not side.startswith(b"! ") and text != _NOTHING:
+            self._held.append(text + b"\n\n")
+        if side.split(b" ")[1:2] == [b"1"]:
+            self._finish = side
+            return None
+        self._sided(b"", side)
+        return self._pass_on() if self.cut is None else None
+
+    def _pass_on(self) -> bytes | None:
+        shown, self._held, self._finish = self._held, [], None
+        self.events += len(shown)
+        return b"".join(shown) or None
+
+    def _alone(self, event: bytes) -> bytes | None:
         text, mark, side = event.rpartition(SIDE_LINE)
         if mark:
             shown = self._sided(text, side)
-            self._events += shown is not None
+            self.events += shown is not None
             return shown
         data = payload(event)
         if data is None:
             return event + b"\n\n"
         if data.strip() == DONE:
             return None  # the other routes end with it; here it would hide that the last event is missing
-        self._events += 1
+        self.events += 1
         self._look(data)
         return event + b"\n\n"
 
     def broken(self, document: dict[str, dict[str, str | None]]) -> bytes:
         """This route's own error event, numbered behind what was passed on."""
         told = {name: document["error"][name] for name in ("code", "message", "param")}
-        error = {"type": "error", "sequence_number": self._events, **told}
+        error = {"type": "error", "sequence_number": self.events, **told}
         text = json.dumps(error, separators=(",", ":"), ensure_ascii=False)
         return f"event: error\ndata: {text}\n\n".encode()
 

@@ -136,6 +136,10 @@ class Meter:
         """All that was passed on stands in `traces`."""
         self.ended: set[int] = set()
         """Choices whose finish reason was passed on; kept for traced streams."""
+        self.events = 0
+        """Passed on, where they are numbered."""
+        self.holds = False
+        """Whether events wait for the side line behind them."""
         self.cached_tokens = 0
         self.cut: StreamEnd | None = None
         """The engine itself has ended the stream before the answer was whole."""
@@ -176,6 +180,9 @@ class Meter:
             return event + b"\n\n"
         self._count(chunk)
         return self._shown(chunk, event)
+
+    def go_on(self) -> None:
+        """Another replica goes on behind what was passed on."""
 
     def broken(self, document: dict[str, dict[str, str | None]]) -> bytes:
         """The event that ends the stream where no replica goes on with it; `document` is the error as JSON."""

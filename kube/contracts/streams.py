@@ -10,8 +10,9 @@ the gateway takes out before the event goes on to the client:
 INDEX is the choice; ENDED is 1 with its finish reason, else 0; PROMPT and CACHED are the request's prompt tokens so
 far counted and those of them that were in the prefix cache; then the ids of the tokens that this event covers. An
 error event ends with `:busbar ! CAUSE` (`StreamEnd`), and behind `leaving` perhaps with the address of the replica that
-has the stream's keys and values, where it goes on best. In /v1/responses the same tokens may make several events; the first
-of them has the side line. Such a stream has no digest, and is not resumed.
+has the stream's keys and values, where it goes on best. In /v1/responses the same tokens may make several events; the last
+of them has the side line, and the client gets them together. Those that finish the answer it gets with the very last event, which
+repeats what all others said. Tokens of which no event can tell yet come in a side line behind a bare colon.
 
 When the replica dies, the gateway posts a `ResumeRequest` to another one. That one goes on behind the last token
 that reached the gateway, with the same seed, so no token comes twice and none is missing. It refuses with 409 where
@@ -73,9 +74,11 @@ class ResumedChoice(WireModel):
 class ResumeRequest(WireModel):
     """Body of `POST /resume`."""
 
-    path: Literal["/v1/completions", "/v1/chat/completions"]
+    path: Literal["/v1/completions", "/v1/chat/completions", "/v1/responses"]
     request: dict[str, Any]
     """The body that was sent to the first replica."""
     digest: str
     cached_tokens: NonNegativeInt = 0
+    events: NonNegativeInt = 0
+    """Of /v1/responses: so many were passed on; the next one has this number."""
     choices: list[ResumedChoice]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -51,14 +52,22 @@ Ask = tuple[str, dict[str, Any]]
 
 
 def asks(max_tokens: int) -> list[Ask]:
-    """Greedy, seeded, penalised and constrained requests to both routes, some with stop strings, logprobs, a grammar
+    """Greedy, seeded, penalised and constrained requests to the routes that stream, some with stop strings, logprobs, a grammar
     or several choices."""
     shared = {"model": "m", "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
     shared["max_tokens"] = max_tokens
     code = "/v1/completions", {**shared, "prompt": "def add(a, b):\n"}
     long = "/v1/completions", {**shared, "prompt": "def add(a, b):\n    return a + b\n" * 20, "seed": 6}
     chat = "/v1/chat/completions", {**shared, "messages": [{"role": "user", "content": "hello 🙂"}]}
-    return [long] + [
+    plain = {
+        "model": "m",
+        "stream": True,
+        "ignore_eos": True,
+        "max_output_tokens": max_tokens,
+        "input": "hello 🙂",
+    }
+    responses = [("/v1/responses", {**plain, **more}) for more in ({"temperature": 0}, {"seed": 13})]
+    return [long, *responses] + [
         (path, {**body, **more})
         for path, body in (code, chat)
         for more in (
@@ -90,6 +99,8 @@ class Answer:
     @classmethod
     def of(cls, data: bytes) -> Answer:
         found = cls()
+        if data.startswith(b"event: "):
+            return found._of_response(data)
         for event in events(data):
             if event == "[DONE]":
                 found.complete = True
@@ -98,6 +109,22 @@ class Answer:
             else:
                 found._take(event)
         return found
+
+    def _of_response(self, data: bytes) -> Answer:
+        for number, event in enumerate(events(re.sub(rb"(?m)^event: .*\n", b"", data))):
+            assert event["sequence_number"] == number, "an event is missing, or came twice"
+            if event["type"] == "error":
+                self.error = json.dumps(event)
+            elif event["type"] == "response.output_text.delta":
+                self.texts[0] = self.texts.get(0, "") + event["delta"]
+            elif event["type"] in ("response.completed", "response.incomplete"):
+                response = event["response"]
+                ((part,),) = (item["content"] for item in response["output"])
+                assert part["text"] == self.texts[0], "the last event repeats what the earlier ones said"
+                usage = response["usage"]
+                self.counted = [usage[name] for name in ("input_tokens", "output_tokens", "total_tokens")]
+                self.reasons[0], self.complete = response["status"], True
+        return self
 
     def _take(self, event: dict[str, Any]) -> None:
         usage = event.get("usage")

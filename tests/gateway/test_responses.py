@@ -13,7 +13,7 @@ from tests.gateway.parts import KEY_A, Engine, House, route
 from busbar.gateway.errors import BadUpstream
 from busbar.gateway.responses import PATH, ResponsesMeter
 from busbar.gateway.sse import tokens
-from busbar.kube.contracts.streams import SIDE_LINE
+from busbar.kube.contracts.streams import DIGEST_HEADER, SIDE_LINE, StreamEnd
 
 USAGE = {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10}
 ASK: dict[str, Any] = {"model": "m", "input": "hi"}
@@ -67,8 +67,12 @@ class Responder(Engine):
 
     async def _stream(self, request: web.Request, body: dict[str, Any], begin: int = 0) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        if self.digest is not None:
+            response.headers[DIGEST_HEADER] = self.digest
         await response.prepare(request)
         for place, event in enumerate(self.written(), -2):
+            if begin and place < begin:
+                continue
             if self.leaves_at == place:
                 await response.write(b'event: response.failed\ndata: {"type":"response.failed"}')
                 await response.write(SIDE_LINE + b"! leaving\n\n")
@@ -190,9 +194,68 @@ async def test_a_stream_that_breaks_ends_with_this_routes_error_and_counts_what_
     error = found[-1]
     assert (error["type"], error["code"], error["param"]) == ("error", "bad_upstream", None)
     assert "Ask again" in error["message"]
-    assert not other.bodies, "a later event repeats what the earlier ones said, so nobody else can go on"
+    assert not other.bodies, "it does not say that anybody else could go on"
     await house.api.wait_for(1)
     assert house.api.total("id-a") == (1, 7 if sided else 0, 2)
+
+
+@pytest.mark.parametrize("dies_at", [1, 2, 3])
+async def test_another_replica_of_our_engine_goes_on_with_a_stream(house: House, dies_at: int) -> None:
+    """At 3 it dies between the last text and the last event, so that the last text is said once more, by the other one."""
+    dying, other = [Responder("a", "b", "c", sided=True) for _ in range(2)]
+    for engine in (dying, other):
+        engine.digest = "x"
+        await started(house, engine)
+    dying.die_at = dies_at
+    await house.publish(route("m", dying, other))
+    found = parsed(await read(house))
+    assert [event["sequence_number"] for event in found] == list(range(6))
+    assert [event["delta"] for event in found if "delta" in event] == ["a", "b", "c"]
+    assert found[-1]["type"] == "response.completed"
+    (asked,) = other.bodies
+    known = min(dies_at, 2)
+    assert (asked["path"], asked["events"]) == (PATH, 2 + known)
+    assert asked["choices"] == [{"tokens": list(range(100, 100 + known)), "ended": False}]
+    await house.api.wait_for(1)
+    assert house.api.total("id-a") == (1, 7, 3)
+
+
+def in_groups(*events: bytes) -> tuple[ResponsesMeter, list[bytes | None]]:
+    meter = ResponsesMeter(100)
+    meter.holds = True
+    return meter, [meter.event(event) for event in events]
+
+
+def of(kind: str, side: str = "") -> bytes:
+    event = f'event: response.{kind}\ndata: {{"type": "response.{kind}"}}'.encode()
+    return event + (SIDE_LINE + side.encode() if side else b"")
+
+
+def test_events_wait_for_the_side_line_behind_them() -> None:
+    meter, shown = in_groups(of("created"), of("output_item.added"), of("output_text.delta", "0 0 3 0 5,6"))
+    both = of("output_item.added") + b"\n\n" + of("output_text.delta") + b"\n\n"
+    assert shown == [of("created") + b"\n\n", None, both]
+    assert (meter.events, meter.completion_tokens, list(meter.traces[0])) == (3, 2, [5, 6])
+    assert meter.event(b":" + SIDE_LINE + b"0 0 3 0 7") is None, "no event says anything of it yet"
+    assert (meter.events, list(meter.traces[0])) == (3, [5, 6, 7])
+
+
+def test_events_that_finish_an_answer_wait_for_the_last_one() -> None:
+    meter, shown = in_groups(of("output_text.done"), of("output_item.done", "0 1 3 0 5"))
+    assert (shown, meter.events, meter.completion_tokens, meter.traces) == ([None, None], 0, 0, {})
+    whole = meter.event(of("completed"))
+    assert whole is not None
+    assert whole.count(b"\n\n") == 3
+    assert (meter.done, meter.events, meter.completion_tokens, list(meter.traces[0])) == (True, 3, 1, [5])
+
+
+def test_what_was_held_back_of_a_replica_that_ended_is_forgotten() -> None:
+    meter, shown = in_groups(of("output_item.added"), of("failed", "! leaving http://10.0.0.1:9400"))
+    assert (shown, meter.cut, meter.moved_to) == ([None, None], StreamEnd.LEAVING, "http://10.0.0.1:9400")
+    meter.go_on()
+    meter.cut = None
+    assert meter.event(of("output_text.delta", "0 0 3 0 5")) == of("output_text.delta") + b"\n\n"
+    assert meter.events == 1
 
 
 async def test_the_openai_client_gets_the_error_of_a_broken_stream_as_an_event(house: House) -> None:

@@ -148,11 +148,14 @@ async def test_responses_of_the_real_engine_are_its_chats_and_are_counted(house:
     assert house.api.total("id-a") == (3, 3 * whole.usage.input_tokens, 3 * 24)
 
 
-async def test_a_responses_stream_whose_engine_dies_ends_with_its_error_and_counts_what_came(
+async def test_a_responses_stream_that_no_other_engine_takes_ends_with_its_error_and_counts_what_came(
     house: House, tmp_path: Path
 ) -> None:
     from tests.serving.models import save_deep_model
 
+    await house.stop_gateway()
+    house.overrides["hold_timeout_s"] = 5.0
+    await house.start_gateway()
     save_deep_model(tmp_path / "deep")
     with serving(tmp_path / "deep", "--model-id", "m", token="secret") as engine:
         await house.publish(at(engine))
@@ -167,7 +170,7 @@ async def test_a_responses_stream_whose_engine_dies_ends_with_its_error_and_coun
     assert [event.sequence_number for event in events] == list(range(len(events)))
     last = events[-1]
     assert last.type == "error"
-    assert "Ask again" in last.message
+    assert "no other replica" in last.message
     await house.api.wait_for(1)
     requests, prompt, completion = house.api.total("id-a")
     assert (requests, prompt > 0) == (1, True)

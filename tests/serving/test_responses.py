@@ -124,16 +124,21 @@ def test_text_behind_a_call_ends_it_also_where_both_come_at_once() -> None:
     assert [event["output_index"] for event in found[:-1]] == [0] * 6 + [1] * 5 + [2] * 6 + [3] * 4
 
 
-def test_for_the_gateway_the_first_event_of_several_tells_all_their_tokens() -> None:
+def test_for_the_gateway_the_last_event_of_several_tells_all_their_tokens() -> None:
     made, choice = answer(for_gateway=True), Choice(0, 3, tokens=[5])
-    assert made.chunk(choice, [choice]) == b"", "held back until there is something to show"
     choice.text, choice.finish = "ab", "stop"
     choice.tokens += [6]
-    first, *others = made.chunk(choice, [choice]).split(b"\n\n")[:-1]
-    assert first.endswith(b"\n:busbar 0 1 3 0 5,6")
+    *others, last = made.chunk(choice, [choice]).split(b"\n\n")[:-1]
+    assert last.endswith(b"\n:busbar 0 1 3 0 5,6")
     assert len(others) == 5
     assert not any(b":busbar" in event for event in others)
     assert choice.tokens == []
+    choice = Choice(0, 3, tokens=[5])
+    assert answer().chunk(choice, [choice]) == b""
+    moving = Choice(0, 3, tokens=[5])
+    assert answer(for_gateway=True).chunk(moving, [moving]) == b":\n:busbar 0 0 3 0 5\n\n", (
+        "no event tells of it yet"
+    )
 
 
 @pytest.mark.parametrize(

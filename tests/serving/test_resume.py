@@ -17,6 +17,7 @@ from busbar.kube.contracts.streams import DIGEST_HEADER, RESUME_PATH, SIDE_LINE,
 from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.identity import model_identity
 from busbar.workloads.serving.loader import Loaded
+from busbar.workloads.serving.responses_request import PATH
 from busbar.workloads.serving.sampling import SamplingParams
 
 PROMPT = [70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87]
@@ -211,6 +212,49 @@ def test_over_http_the_rest_of_a_stream_is_byte_for_byte_the_rest(server: Runnin
         assert of_choices(after, count) == of_choices(expected, count)
         assert after[-1][1] is None
         assert after[-2][1] == next(e[1] for e in whole if e[1] is not None and not e[1]["choices"])
+
+
+RESPONSES: dict[str, dict[str, Any]] = {
+    "text": {},
+    "schema": {"text": {"format": {"type": "json_object"}}, "max_output_tokens": 20},
+    "calls": {
+        "tools": [{"type": "function", "name": name, "parameters": PARAMETERS} for name in "fg"],
+        "tool_choice": "required",
+        "max_output_tokens": 60,
+    },
+}
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+def test_the_rest_of_a_response_is_byte_for_byte_the_rest(server: Running, name: str) -> None:
+    """Its later events repeat what the earlier ones said, and are numbered."""
+    body = {"model": "m", "stream": True, "input": "hi", "max_output_tokens": 12, **RESPONSES[name]}
+    status, headers, data = post(server, PATH, body)
+    assert status == 200
+    whole = [event.partition(SIDE_LINE) for event in data.split(b"\n\n")[:-1]]
+    tokens: list[int] = []
+    cuts = 0
+    for number, (_, _, side) in enumerate(whole, 1):
+        parts = side.decode().split(" ")
+        if not side or parts[1] == "1":
+            continue  # the client gets these with others
+        tokens += map(int, parts[4].split(","))
+        choices = [{"tokens": tokens, "ended": False}]
+        asked = {
+            "path": PATH,
+            "request": body,
+            "digest": headers[DIGEST_HEADER],
+            "choices": choices,
+            "events": number,
+            "cached_tokens": int(parts[3]),
+        }
+        status, _, rest = post(server, RESUME_PATH, asked)
+        assert status == 200, rest
+        shown = [event.partition(SIDE_LINE)[0] for event in rest.split(b"\n\n")[:-1]]
+        assert shown == [event for event, _, _ in whole[number:]]
+        cuts += 1
+    assert cuts >= 5
+    assert b"event: response.completed" in data or b"event: response.incomplete" in data
 
 
 def of_choices(found: list[Any], count: int) -> list[list[bytes]]:

@@ -49,11 +49,15 @@ class Choice:
     prompt_logprobs: PromptLogprobs | None = None
     """Where they were asked for; of several answers to a prompt the first has them."""
 
-    def take(self, delta: Delta) -> None:
+    def show(self, text: str) -> None:
+        """Add a piece of the answer's text, or the calls that it says."""
         if self.reader is None:
-            self.text += delta.text
+            self.text += text
         else:
-            self._read(self.reader.feed(delta.text))
+            self._read(self.reader.feed(text))
+
+    def take(self, delta: Delta) -> None:
+        self.show(delta.text)
         self.logprobs += delta.logprobs
         self.tokens += delta.tokens
         self.completion_tokens = max(self.completion_tokens, delta.index)
@@ -102,10 +106,10 @@ class Answer:
             **(self._prompt_logprobs(choices[0]) if self.chat else {}),
         }
 
-    @property
-    def can_be_resumed(self) -> bool:
-        """Whether another replica can go on with a stream of this form."""
-        return True
+    def catch_up(self, choice: Choice, text: str, events: int) -> None:
+        """Go on behind what a choice has shown on another replica, where the stream had so many events."""
+        choice.show(text)
+        choice.text, choice.calls = "", []
 
     def opening(self, choices: list[Choice]) -> bytes:
         """What a stream begins with: of a chat the role of every choice that another replica has not begun."""

@@ -14,6 +14,8 @@ from busbar.workloads.serving.errors import BadRequest, RequestError
 from busbar.workloads.serving.openai_response import Answer, Choice, side_line, usage
 from busbar.workloads.serving.responses_request import ResponsesBody
 
+NOTHING = b":\n\n"
+"""A comment, where tokens are told of which no event says anything yet."""
 COMPLETED, INCOMPLETE, FAILED, RUNNING = "completed", "incomplete", "failed", "in_progress"
 
 
@@ -34,30 +36,35 @@ class ResponsesAnswer(Answer):
     asked: ResponsesBody
     growth: Growth = field(default_factory=Growth)
 
-    @property
-    def can_be_resumed(self) -> bool:
-        """Its later events repeat what the earlier ones said, which another replica does not know."""
-        return False
-
     def whole(self, choices: list[Choice]) -> dict[str, Any]:
         (choice,) = choices
         self._grow(choice)
         return self._response(_status(choice), choices)
 
+    def catch_up(self, choice: Choice, text: str, events: int) -> None:
+        """Grow as the stream did on another replica: later events repeat what earlier ones said. Of calls one character at a
+        time, so that they and what stands between them come in their order."""
+        for piece in [text] if choice.reader is None else text:
+            choice.show(piece)
+            self._grow(choice)
+            choice.text, choice.calls = "", []
+        self.growth.events = events
+
     def opening(self, choices: list[Choice]) -> bytes:
+        if any(choice.resumed for choice in choices):
+            return b""
         response = self._response(RUNNING, None)
         return b"".join(self._event(f"response.{kind}", response=response) for kind in ("created", RUNNING))
 
     def chunk(self, choice: Choice, choices: list[Choice]) -> bytes:
-        """The first event tells the gateway the tokens of all, so that it counts none of their deltas itself."""
-        events = self._grow(choice)
-        choice.text, choice.calls = "", []
-        if not events:
-            return b""
-        first, *others = events
+        """The last event tells the gateway the tokens of all, so that the client gets all or none of them."""
+        events = self._grow(choice) or [NOTHING]
         side = side_line(choice, choices, choice.tokens) if self.for_gateway else b""
-        choice.tokens = []
-        return b"".join([first.removesuffix(b"\n\n"), side, b"\n\n", *others])
+        choice.text, choice.calls, choice.tokens = "", [], []
+        if not side and events == [NOTHING]:
+            return b""
+        *others, last = events
+        return b"".join([*others, last.removesuffix(b"\n\n"), side, b"\n\n"])
 
     def ending(self, choices: list[Choice]) -> bytes:
         status = _status(choices[0])

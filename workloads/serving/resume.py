@@ -21,9 +21,14 @@ from busbar.workloads.serving.generation import Job
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.openai_request import PARSERS, ChatBody, CompletionBody
 from busbar.workloads.serving.openai_response import Answer
+from busbar.workloads.serving.responses_request import PATH as RESPONSES
+from busbar.workloads.serving.responses_request import parse_responses
 
 Asked = tuple[CompletionBody | ChatBody, ResumeRequest | None]
 """A request's body, and where to go on in its answer."""
+
+
+ROUTES = {**PARSERS, RESPONSES: parse_responses}
 
 
 def read_terms(sent: str) -> StreamTerms:
@@ -40,7 +45,7 @@ def parse_resume(sent: object) -> Asked:
         asked = ResumeRequest.model_validate(sent)
     except ValidationError as error:
         raise BadRequest(f"the body is not a resume: {_first_problem(error)}") from error
-    body = PARSERS[asked.path](asked.request)
+    body = ROUTES[asked.path](asked.request)
     if not body.wanted.stream:
         raise BadRequest("only a stream can be resumed", param="request.stream")
     return body, asked
@@ -76,8 +81,7 @@ async def take_over(
         job.history = await asyncio.to_thread(core.replay, job.prompt, job.params, choice.tokens)
         if core.rules.is_over(job.history, job.params):
             raise BadRequest("these tokens end the answer already", param="choices")
-        if job.choice.reader is not None:
-            job.choice.reader.feed(job.history.text)  # what it shows is with the client
+        answer.catch_up(job.choice, job.history.text, asked.events)
         if answer.wants_logprobs and not answer.chat:
             job.choice.text_offset = sum(len(answer.token_text(token)) for token in choice.tokens)
     jobs[0].choice.cached_tokens = asked.cached_tokens

@@ -306,7 +306,7 @@ class Server:
             jobs = await prepare(body, request_id, loaded, terms, owner.tenant, resumed=resumes)
         answer = envelope(body, request_id, body.wanted.model, loaded, terms)
         headers = {REQUEST_ID_HEADER: request_id}
-        if terms is not None and answer.can_be_resumed:
+        if terms is not None:
             headers[DIGEST_HEADER] = stream_digest(loaded.identity, jobs, adapter)
         if resumed is not None:
             await take_over(resumed, jobs, loaded, headers.get(DIGEST_HEADER, ""), answer)
