@@ -137,7 +137,8 @@ def training_pod(
     env[Env.MODE] = placement.mode
     env[Env.ACCELERATOR] = placement.accelerator
     env[Env.GRACE_SECONDS] = str(job.spec.preemption.grace_period_seconds)
-    if placement.per_pod.cpu_m:
+    asks = job.spec.shape.cpu is not None or pool is None or pool.spec.resource_name == "cpu"
+    if placement.per_pod.cpu_m and asks:  # on GPUs what nobody asked for is a request, and no bound
         env[Env.CPU_MILLICORES] = str(placement.per_pod.cpu_m)
     volumes = _Volumes()
     if job.spec.template is None or job.spec.template.port:

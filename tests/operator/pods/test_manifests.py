@@ -94,6 +94,21 @@ def test_a_pool_says_which_runtime_gives_its_pods_the_driver() -> None:
     assert "runtimeClassName" not in rendered(job())["spec"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "cpu", "told"),
+    [("nvidia.com/gpu", None, None), ("nvidia.com/gpu", "6", "6000"), ("cpu", None, "6000")],
+)
+def test_the_engine_is_bound_to_the_cores_that_somebody_asked_for(
+    kind: str, cpu: str | None, told: str | None
+) -> None:
+    """What a pod on GPUs requests of itself keeps it from being starved; its engine may use what is free."""
+    of = job(shape={} if cpu is None else {"cpu": cpu})
+    where = placement(per_pod=Resources(1000, 6000, 1024))
+    body = rendered(of, pool=pool(resourceName=kind), placement=where)
+    assert env(body).get("BUSBAR_CPU_MILLICORES") == told
+    assert body["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "6000m"
+
+
 def test_no_two_claims_share_a_volume_name() -> None:
     """Claims are DNS subdomains of up to 253 characters, volumes are DNS labels."""
     long = "c" * 60
