@@ -114,6 +114,20 @@ def test_attention_in_place_is_that_of_float64_on_what_is_stored(
     assert try_blocks(KvShape(2, kv_heads, 16, 8, torch.float32, form), heads, layouts).max_error < 1e-5
 
 
+@pytest.mark.parametrize("form", [None, *BOTH])
+def test_what_is_read_is_written_elsewhere_and_no_blocks_are_no_bytes(form: KvForm | None) -> None:
+    shape = KvShape(2, 3, 16, 4, torch.float32, form)
+    one, other = KvCache(shape, 5, torch.device("cpu")), KvCache(shape, 5, torch.device("cpu"))
+    keys, values = torch.randn((2, 3, 3, 16), generator=torch.Generator().manual_seed(0))
+    one.store(1, one.slot_index(torch.tensor([2, 2, 4]), torch.tensor([0, 3, 1])), keys, values)
+    other.write([1, 3], memoryview(one.read([2, 4])))
+    assert torch.equal(other.contents(1, torch.tensor([1, 3])), one.contents(1, torch.tensor([2, 4])))
+    before = other.read([0, 1, 2, 3, 4])
+    assert one.read([]) == b""  # the last stage of a migration whose blocks are all at the other side
+    other.write([], memoryview(b""))
+    assert other.read([0, 1, 2, 3, 4]) == before
+
+
 @pytest.mark.parametrize("form", BOTH)
 def test_whole_contexts_and_single_blocks_hold_the_same_numbers(form: KvForm) -> None:
     shape = KvShape(2, 3, 16, 4, torch.float32, form)

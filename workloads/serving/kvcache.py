@@ -131,7 +131,8 @@ class KvCache:
     def read(self, blocks: list[int]) -> bytearray:
         """What is stored in these blocks: numbers or codes of all, then their terms. Any thread may read blocks that
         nobody writes."""
-        index = torch.tensor(blocks, device=self.device)
+        # The type is named because a list of no blocks would give floats, which index nothing.
+        index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
         parts = [plane.index_select(0, index).cpu().view(torch.uint8) for plane in self.stored]
         return bytearray().join(part.numpy().tobytes() for part in parts)
 
@@ -141,7 +142,7 @@ class KvCache:
             raise ValueError(f"{len(blocks)} blocks have {len(blocks) * self.shape.block_bytes} bytes")
         if not blocks:
             return
-        index, start = torch.tensor(blocks, device=self.device), 0
+        index, start = torch.tensor(blocks, dtype=torch.int64, device=self.device), 0
         whole = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         for plane in self.stored:
             sizes = (len(blocks), *plane.shape[1:])
