@@ -103,7 +103,7 @@ class AcceleratorPoolSpec(SpecModel):
             cel="self.resourceName == 'cpu' || string(self.unit) == '1'",
             message="only a cpu pool divides its resource; remove unit, or use resourceName cpu",
             field_path=".unit",
-            holds=lambda spec: spec.resource_name == "cpu" or spec.unit == "1",
+            holds=lambda spec: spec.is_cpu or spec.unit == "1",
         ),
         immutable("accelerator", required=True),
         immutable("resourceName", required=True),
@@ -143,6 +143,11 @@ class AcceleratorPoolSpec(SpecModel):
     reserved: Annotated[dict[QualifiedKey, Quantity], Field(max_length=16)] | None = Field(
         default=None, description="Resources kept free on each node, e.g. cpu: 500m for system pods."
     )
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether its accelerators are shares of its nodes' cores."""
+        return self.resource_name == "cpu"
 
 
 class ForeignCapacity(StatusModel):

@@ -137,7 +137,7 @@ def training_pod(
     env[Env.MODE] = placement.mode
     env[Env.ACCELERATOR] = placement.accelerator
     env[Env.GRACE_SECONDS] = str(job.spec.preemption.grace_period_seconds)
-    asks = job.spec.shape.cpu is not None or pool is None or pool.spec.resource_name == "cpu"
+    asks = job.spec.shape.cpu is not None or pool is None or pool.spec.is_cpu
     if placement.per_pod.cpu_m and asks:  # on GPUs what nobody asked for is a request, and no bound
         env[Env.CPU_MILLICORES] = str(placement.per_pod.cpu_m)
     volumes = _Volumes()
@@ -269,8 +269,8 @@ def _vllm_limits(spec: ModelServiceSpec) -> list[str]:
 
 def _vllm_parallel(spec: ModelServiceSpec, pool: AcceleratorPool | None) -> list[str]:
     """The flag with which vLLM uses all accelerators of the pod, where `spec.args` do not say how they are used."""
-    count, is_cpu = spec.shape.accelerators_per_pod, pool is None or pool.spec.resource_name == "cpu"
-    if is_cpu or count == 1 or any(_PARALLEL.match(arg) for arg in spec.args or ()):
+    count = spec.shape.accelerators_per_pod
+    if pool is None or pool.spec.is_cpu or count == 1 or any(_PARALLEL.match(arg) for arg in spec.args or ()):
         return []
     return ["--tensor-parallel-size", str(count)]
 
@@ -351,7 +351,7 @@ def _container(image: str, env: dict[str, str], volumes: _Volumes, *, port: bool
 def _resources(per_pod: Resources, pool: AcceleratorPool | None) -> Body:
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
-    if pool is not None and pool.spec.resource_name != "cpu":
+    if pool is not None and not pool.spec.is_cpu:
         count = str(-(-per_pod.accelerators_m // 1000))
         requests[pool.spec.resource_name] = limits[pool.spec.resource_name] = count
     if per_pod.cpu_m:

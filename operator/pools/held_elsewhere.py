@@ -28,7 +28,7 @@ def total(held: Iterable[tuple[str, HeldElsewhere]]) -> dict[str, HeldElsewhere]
 
 def sentence(pool: AcceleratorPool, held: HeldElsewhere) -> str:
     """For the condition; without names."""
-    if pool.spec.resource_name == "cpu":
+    if pool.spec.is_cpu:
         amount = f"{held.accelerators * unit_m(pool) / 1000:g} cores beyond the pool's reserve"
     else:
         amount = f"{held.accelerators:g} accelerators"

@@ -43,7 +43,7 @@ def pool_of_node(node: Node, pools: Iterable[AcceleratorPool]) -> AcceleratorPoo
 
 def unit_m(pool: AcceleratorPool) -> int:
     """Millicores of one accelerator of a CPU pool."""
-    return max(1, quantity.to_millis(pool.spec.unit)) if pool.spec.resource_name == "cpu" else 1000
+    return max(1, quantity.to_millis(pool.spec.unit)) if pool.spec.is_cpu else 1000
 
 
 def scheduler_pool(pool: AcceleratorPool) -> Pool:
@@ -51,9 +51,8 @@ def scheduler_pool(pool: AcceleratorPool) -> Pool:
     spec = pool.spec
     reserved = spec.reserved or {}
     cpu_m = quantity.to_millis(reserved.get("cpu", 0))
-    is_cpu = spec.resource_name == "cpu"
     kept = Resources(
-        accelerators_m=0 if is_cpu else quantity.to_millis(reserved.get(spec.resource_name, 0)),
+        accelerators_m=0 if spec.is_cpu else quantity.to_millis(reserved.get(spec.resource_name, 0)),
         cpu_m=cpu_m,
         memory_mib=quantity.to_mib(reserved.get("memory")),
         ephemeral_mib=quantity.to_mib(reserved.get("ephemeral-storage")),
@@ -67,11 +66,11 @@ def scheduler_pool(pool: AcceleratorPool) -> Pool:
             Toleration(t.key, str(t.operator), t.value or "", str(t.effect or ""))
             for t in spec.tolerations or ()
         ),
-        memory_mib=0 if is_cpu else round((spec.memory_gib or 0.0) * 1024),
+        memory_mib=0 if spec.is_cpu else round((spec.memory_gib or 0.0) * 1024),
         price_per_hour=spec.price_per_hour,
         reserved=kept,
         unit_m=unit_m(pool),
-        cpu_m=0 if is_cpu else CORES_M,
+        cpu_m=0 if spec.is_cpu else CORES_M,
         link=link_class(pool),
         runtime=spec.runtime_class_name or "",
     )

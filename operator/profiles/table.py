@@ -450,12 +450,11 @@ def _priors(
     units: dict[str, int] = {}
     memory_mib: dict[str, int] = {}  # where pools state it; of several, the least
     for pool in pools:
-        cpu = pool.spec.resource_name == "cpu"
         key = accelerator_key(pool.spec.accelerator, link_class(pool))
-        if pool.spec.memory_gib and not cpu:
+        if pool.spec.memory_gib and not pool.spec.is_cpu:
             stated = int(pool.spec.memory_gib * 1024)
             memory_mib[key] = min(stated, memory_mib.get(key, stated))
-        units.setdefault(key, quantity.to_millis(pool.spec.unit) if cpu else 1000)
+        units.setdefault(key, quantity.to_millis(pool.spec.unit) if pool.spec.is_cpu else 1000)
     rates: list[Rate] = []
     for key in sorted({type_of(key) for key in units}):
         known = accelerator(key)

@@ -134,7 +134,7 @@ def _not_ours_w(
         return max(host_w, found.unreported_w[feed] or 0.0)
     spec = pools[node.pool].spec
     known = accelerator(spec.accelerator)
-    if spec.resource_name == "cpu" or known is None:
+    if spec.is_cpu or known is None:
         return host_w
     others = max(0.0, seen.device(spec.resource_name) - node.capacity.accelerators_m / 1000)
     return host_w + others * known.watts
