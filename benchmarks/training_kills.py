@@ -34,8 +34,8 @@ from tests.training.crash import (
     start_supervised_gang,
     train_in_a_process,
 )
-from tests.training.small import manifest
-from tests.training.test_crash_and_resume import assert_same_result, losses, prepare
+from tests.training.small import manifest, with_text
+from tests.training.test_crash_and_resume import assert_same_result, losses
 
 from busbar.workloads.training.checkpoint import CheckpointFolder
 
@@ -93,7 +93,7 @@ def kill_once(source: random.Random, whole: Path, folder: Path) -> dict[str, Any
     owner, name, calls = source.choice(PLACES)
     rank = 0 if name == "_replace" else source.randrange(size)
     point = Point(owner, name, source.randint(1, max(1, calls * 2 // size)))
-    claims = prepare(folder / "claims")
+    claims = with_text(folder / "claims")
     gang = start_gang([manifest(**JOB) for _ in range(size)], claims, {rank: point})
     codes = gang.exit_codes()
     if codes[rank] != -signal.SIGKILL:
@@ -123,7 +123,7 @@ def kill_alone(source: random.Random, whole: Path, folder: Path) -> dict[str, An
     """The same for a single process."""
     owner, name, calls = source.choice(ALONE)
     point = Point(owner, name, source.randint(1, calls))
-    claims = prepare(folder / "claims")
+    claims = with_text(folder / "claims")
     if train_in_a_process(often(), claims, point) != -signal.SIGKILL:
         return None
     durable = max(CheckpointFolder(claims / "out/model/checkpoints", 2).steps(), default=0)
@@ -144,7 +144,7 @@ def lose_from_memory(source: random.Random, whole: Path, folder: Path) -> dict[s
     document = manifest(**JOB)
     document["spec"]["shape"] = {"minPods": size, "maxPods": size}
     document["spec"]["checkpoint"] = {"everySteps": 1000, "memory": {"everySteps": 2, "parity": parity}}
-    claims = prepare(folder / "claims")
+    claims = with_text(folder / "claims")
     pods, first = source.random() < 0.5, source.randrange(size)
     others = source.sample([rank for rank in range(size) if rank != first], parity - 1)
     lost = [first, *others] if pods else [first]
@@ -193,7 +193,7 @@ def main() -> None:
     given = parser.parse_args()
     source, kills = random.Random(given.seed), list[dict[str, Any]]()
     place = Path(tempfile.mkdtemp(prefix="busbar-kills-"))
-    whole = prepare(place / "whole")
+    whole = with_text(place / "whole")
     assert train_in_a_process(manifest(**JOB), whole) == 0
     attempts, text = 0, ""
     while len(kills) < given.kills:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.small import TEXTS, engine
+from tests.training.small import engine, with_text
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,11 +26,7 @@ def _one_thread() -> None:
 @pytest.fixture
 def text_folder(tmp_path: Path) -> Path:
     """A small corpus of ten files, some of which are held out."""
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for name, text in TEXTS.items():
-        (folder / name).write_text(text)
-    return folder
+    return with_text(tmp_path) / "text"
 
 
 @pytest.fixture

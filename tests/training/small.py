@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 LLAMA: dict[str, Any] = {
@@ -39,6 +40,14 @@ def _texts() -> dict[str, str]:
 
 
 TEXTS = _texts()
+
+
+def with_text(claim: Path) -> Path:
+    """The folder of a claim, made where it is missing, with `TEXTS` in its folder `text`."""
+    (claim / "text").mkdir(parents=True, exist_ok=True)
+    for name, text in TEXTS.items():
+        (claim / "text" / name).write_text(text)
+    return claim
 
 
 def engine(**changes: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.training.small import TEXTS, engine, manifest
+from tests.training.small import engine, manifest, with_text
 
 from busbar.workloads.machine.limits import usable_processors
 from busbar.workloads.training.control import Control
@@ -29,13 +29,6 @@ CONSTANT = {"learningRate": 3e-3, "schedule": "constant", "gradientClip": 0.5}
 @pytest.fixture
 def claims(tmp_path: Path) -> Path:
     return with_text(tmp_path / "claims")
-
-
-def with_text(folder: Path) -> Path:
-    (folder / "text").mkdir(parents=True)
-    for name, text in TEXTS.items():
-        (folder / "text" / name).write_text(text)
-    return folder
 
 
 def start(claims: Path, adopt: bool = False, **changes: Any) -> tuple[int, dict[str, Any], str]:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.training.crash import Point, train_in_a_process
-from tests.training.small import TEXTS, manifest
+from tests.training.small import manifest, with_text
 
 from busbar.workloads.machine.direct_file import DirectFile
 from busbar.workloads.training import checkpoint as checkpoint_module
@@ -44,13 +44,6 @@ POINTS: dict[str, tuple[Point, int | None]] = {
 }
 
 
-def prepare(folder: Path) -> Path:
-    (folder / "text").mkdir(parents=True)
-    for name, text in TEXTS.items():
-        (folder / "text" / name).write_text(text)
-    return folder
-
-
 def losses(claims: Path) -> dict[int, float]:
     lines = (claims / "out/model/checkpoints/journal.jsonl").read_text().splitlines()
     return {entry["step"]: entry["loss"] for entry in map(json.loads, lines)}
@@ -63,7 +56,7 @@ def outcome(claims: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    claims = prepare(tmp_path_factory.mktemp("whole"))
+    claims = with_text(tmp_path_factory.mktemp("whole"))
     assert train_in_a_process(manifest(), claims) == 0
     return claims
 
@@ -72,7 +65,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_killed_run_resumes_to_the_same_bits(
     point: Point, resumes_from: int | None, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    claims = prepare(tmp_path / "claims")
+    claims = with_text(tmp_path / "claims")
     assert train_in_a_process(manifest(), claims, point) == -signal.SIGKILL
     durable = max(CheckpointFolder(claims / "out/model/checkpoints", 2).steps(), default=0)
     assert resumes_from in (None, durable)
@@ -105,7 +98,7 @@ def assert_same_result(claims: Path, whole: Path) -> None:
 def test_a_run_may_resume_with_its_state_elsewhere(
     before: str, after: str, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    claims = prepare(tmp_path)
+    claims = with_text(tmp_path)
     point = Point("snapshot:Snapshot", "begin", 2)
     assert train_in_a_process(manifest(mode=before), claims, point) == -signal.SIGKILL
     assert train_in_a_process(manifest(mode=after), claims) == 0
@@ -125,7 +118,7 @@ def test_a_run_may_resume_with_its_state_elsewhere(
 def test_a_run_with_its_weights_on_the_host_that_is_killed_resumes_to_the_same_bits(
     point: Point, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    claims = prepare(tmp_path / "claims")
+    claims = with_text(tmp_path / "claims")
     there = manifest(mode="parameter-offload")
     assert train_in_a_process(there, claims, point) == -signal.SIGKILL
     assert train_in_a_process(there, claims) == 0
@@ -145,7 +138,7 @@ def test_a_run_with_its_weights_on_the_host_that_is_killed_resumes_to_the_same_b
 def test_a_run_with_its_state_on_disk_that_is_killed_resumes_to_the_same_bits(
     point: Point, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    claims = prepare(tmp_path / "claims")
+    claims = with_text(tmp_path / "claims")
     there = manifest(mode="parameter-offload", scratchDisk="64Mi")
     assert train_in_a_process(there, claims, point) == -signal.SIGKILL
     assert train_in_a_process(there, claims) == 0
@@ -155,7 +148,7 @@ def test_a_run_with_its_state_on_disk_that_is_killed_resumes_to_the_same_bits(
 
 
 def test_a_damaged_newest_checkpoint_costs_steps_and_no_bits(uninterrupted: Path, tmp_path: Path) -> None:
-    claims = prepare(tmp_path)
+    claims = with_text(tmp_path)
     assert train_in_a_process(manifest(), claims, Point("export", "_swap_in", 1)) == -signal.SIGKILL
     state = claims / "out/model/checkpoints/step-00000012/state.safetensors"
     data = bytearray(state.read_bytes())
@@ -168,7 +161,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_and_no_bits(uninterrupted: Path
 
 
 def test_other_settings_do_not_resume_from_these_checkpoints(uninterrupted: Path, tmp_path: Path) -> None:
-    claims = prepare(tmp_path)
+    claims = with_text(tmp_path)
     assert train_in_a_process(manifest(), claims, Point("trainer:Trainer", "step", 7)) == -signal.SIGKILL
     changed = manifest(seed=1)
     assert train_in_a_process(changed, claims) == 0
@@ -180,7 +173,7 @@ def test_other_settings_do_not_resume_from_these_checkpoints(uninterrupted: Path
 def test_a_run_that_fails_keeps_the_checkpoint_that_it_was_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claims, failed = prepare(tmp_path), threading.Event()
+    claims, failed = with_text(tmp_path), threading.Event()
     write, step = CheckpointFolder.write, Trainer.step
 
     def write_after_the_failure(*arguments: Any) -> int:
@@ -212,7 +205,7 @@ def test_a_stop_while_a_checkpoint_is_written_costs_one_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The running write is cancelled in favour of the newest state: nothing is lost, and one checkpoint is on disk."""
-    claims, control = prepare(tmp_path), Control()
+    claims, control = with_text(tmp_path), Control()
     committed, save_last, write = list[Path](), Saver.save_last, DirectFile.write
     stopped = threading.Event()
 
@@ -250,7 +243,7 @@ def test_a_stop_while_a_checkpoint_is_written_costs_one_write(
 def test_a_grace_period_that_is_shorter_than_a_write_is_named_before_it_matters(
     grace_s: float | None, said: int, tmp_path: Path
 ) -> None:
-    claims, log = prepare(tmp_path), io.StringIO()
+    claims, log = with_text(tmp_path), io.StringIO()
     described = replace(run_from_manifest(manifest(), claims, None, {}), grace_s=grace_s)
     assert run(described, Status(), Control(), Lines("slow", log)) == 0
     assert log.getvalue().count(f"preemption.gracePeriodSeconds is {grace_s}") == said
@@ -270,7 +263,7 @@ def test_a_new_write_is_started_where_it_fits_into_the_grace_period(
 def test_too_little_time_for_the_newest_state_finishes_the_write_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claims, control = prepare(tmp_path), Control()
+    claims, control = with_text(tmp_path), Control()
     write = DirectFile.write
     blocks = 0
 

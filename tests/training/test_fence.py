@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.free_port import free_port
-from tests.training.small import TEXTS
+from tests.training.small import with_text
 from tests.training.states import write_state
 from tests.training.test_pod import Pod
 
@@ -97,10 +97,7 @@ def test_nothing_is_committed_or_removed_by_a_start_that_is_shut_out(tmp_path: P
 @pytest.fixture(scope="module")
 def overtaken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A pod that stands still in mid-training, as one whose node is cut off; its job ends in another, and it wakes up."""
-    folder = tmp_path_factory.mktemp("overtaken")
-    (folder / "text").mkdir()
-    for name, text in TEXTS.items():
-        (folder / "text" / name).write_text(text)
+    folder = with_text(tmp_path_factory.mktemp("overtaken"))
     first = Pod(folder, 1, free_port(), {"everySteps": 5}, steps=STEPS)
     first.wait_for_step(20)
     process = first.process.pid

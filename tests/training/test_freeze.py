@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from tests.training.crash import Point, train_in_a_process
 from tests.training.plain_loop import train_model_plainly
-from tests.training.small import GPT2, LLAMA, SEQUENCE, TEXTS, VOCABULARY, engine, manifest
+from tests.training.small import GPT2, LLAMA, SEQUENCE, VOCABULARY, engine, manifest, with_text
 from tests.training.test_adapter import build
 from tests.training.test_bit_equality import CPU, batches, packed
 from tests.training.test_crash_and_resume import losses
@@ -249,10 +249,7 @@ def job(patterns: list[str] | None = None, base: str | None = "llama", **changes
 @pytest.fixture
 def claims(bases: Path, tmp_path: Path) -> Path:
     shutil.copytree(bases, tmp_path / "bases")
-    (tmp_path / "text").mkdir()
-    for name, text in TEXTS.items():
-        (tmp_path / "text" / name).write_text(text)
-    return tmp_path
+    return with_text(tmp_path)
 
 
 def run_here(given: dict[str, Any], claims: Path) -> tuple[int, dict[str, Any], str]:

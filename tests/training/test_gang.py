@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from tests.training.crash import HURRIED, Gang, Point, start_gang, train_in_a_process
-from tests.training.small import manifest
-from tests.training.test_crash_and_resume import assert_same_result, losses, prepare
+from tests.training.small import manifest, with_text
+from tests.training.test_crash_and_resume import assert_same_result, losses
 
 from busbar.workloads.training.checkpoint import CheckpointFolder
 
@@ -38,13 +38,13 @@ def steps(claims: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    claims = prepare(tmp_path_factory.mktemp("alone"))
+    claims = with_text(tmp_path_factory.mktemp("alone"))
     assert train_in_a_process(manifest(**WIDE), claims) == 0
     return claims
 
 
 def test_two_ranks_give_the_result_of_one(alone: Path, tmp_path: Path) -> None:
-    claims = prepare(tmp_path)
+    claims = with_text(tmp_path)
     ranks = gang(claims)
     assert ranks.exit_codes() == [0, 0]
     assert_same_result(claims, alone)
@@ -55,7 +55,7 @@ def test_two_ranks_give_the_result_of_one(alone: Path, tmp_path: Path) -> None:
 
 
 def test_the_rank_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
-    claims = prepare(tmp_path)
+    claims = with_text(tmp_path)
     ranks = gang(claims, points={1: Point("trainer:Trainer", "_micro_batch", 1, delay_s=0.2)})
     assert ranks.exit_codes() == [0, 0]
     slow, fast = ranks.status(0)["workers"]
@@ -80,7 +80,7 @@ KILLS = {
 def test_a_gang_resumes_to_the_same_bits_after_a_rank_was_killed(
     rank: int, point: Point, alone: Path, tmp_path: Path
 ) -> None:
-    claims = prepare(tmp_path)
+    claims = with_text(tmp_path)
     ranks = gang(claims, points={rank: point})
     codes = ranks.exit_codes()
     assert codes[rank] == -signal.SIGKILL
@@ -99,7 +99,7 @@ def test_a_gang_resumes_to_the_same_bits_after_a_rank_was_killed(
 
 def test_a_rank_that_is_lost_while_others_write_a_checkpoint_is_missed_as_soon(tmp_path: Path) -> None:
     """They wait for its part of the checkpoint, and must not wait as for a rank that is only silent."""
-    claims = prepare(tmp_path)
+    claims = with_text(tmp_path)
     ranks = gang(claims, points={1: Point("gang_folder", "write_state", 2)})
     assert ranks.exit_codes() == [1, -signal.SIGKILL]
     assert f"it has said nothing for {HURRIED.suspected_after_s:.0f} s" in ranks.log(0)
@@ -107,7 +107,7 @@ def test_a_rank_that_is_lost_while_others_write_a_checkpoint_is_missed_as_soon(t
 
 def test_a_gang_that_was_killed_goes_on_with_divided_weights(alone: Path, tmp_path: Path) -> None:
     """And evaluates and exports them to the bits of one process."""
-    claims = prepare(tmp_path)
+    claims = with_text(tmp_path)
     exchange = Point("gradient_shards:GradientShards", "_exchange", 48)
     ranks = start_gang([divided("gradients")] * 2, claims, {1: exchange})
     assert ranks.exit_codes() == [1, -signal.SIGKILL]
@@ -128,7 +128,7 @@ def test_a_gang_that_shares_sequences_resumes_to_the_same_bits_after_a_kill(
     """And learns what one process does, up to rounding."""
     document = manifest(**{**WIDE, "parallelism": {"sequence": 2, "sharding": "parameters"}})
     document["spec"]["shape"] = {"minPods": 2, "maxPods": 2}
-    undisturbed, claims = prepare(tmp_path / "undisturbed"), prepare(tmp_path / "killed")
+    undisturbed, claims = with_text(tmp_path / "undisturbed"), with_text(tmp_path / "killed")
     assert start_gang([document] * 2, undisturbed, {}).exit_codes() == [0, 0]
     assert losses(undisturbed) == pytest.approx(losses(alone), rel=1e-5)
     exchange = Point("sequence_parallel:SequencePart", "send", 300)
@@ -142,7 +142,7 @@ def test_a_gang_that_shares_sequences_resumes_to_the_same_bits_after_a_kill(
 
 
 def test_a_frozen_rank_is_named_and_the_others_leave(tmp_path: Path) -> None:
-    claims = prepare(tmp_path)
+    claims = with_text(tmp_path)
     frozen = Point("trainer:Trainer", "_micro_batch", 13, signal.SIGSTOP)
     unhurried = Point(
         "trainer:Trainer", "_micro_batch", 1, delay_s=0.1
@@ -159,7 +159,7 @@ def test_a_frozen_rank_is_named_and_the_others_leave(tmp_path: Path) -> None:
 
 
 def test_a_request_to_stop_one_rank_stops_all_with_their_state_saved(alone: Path, tmp_path: Path) -> None:
-    claims = prepare(tmp_path)
+    claims = with_text(tmp_path)
     ranks = gang(claims, points={1: Point("trainer:Trainer", "_micro_batch", 13, signal.SIGTERM)})
     assert ranks.exit_codes() == [143, 143]
     assert steps(claims)[0] == 7
@@ -169,7 +169,7 @@ def test_a_request_to_stop_one_rank_stops_all_with_their_state_saved(alone: Path
 
 
 def test_a_rank_with_other_settings_is_named_by_all(tmp_path: Path) -> None:
-    claims = prepare(tmp_path)
+    claims = with_text(tmp_path)
     other = divided("parameters", optimizer={"learningRate": 1e-4})
     ranks = start_gang([divided("gradients"), other], claims, {})
     assert ranks.exit_codes() == [1, 1]
@@ -181,7 +181,7 @@ def test_a_rank_with_other_settings_is_named_by_all(tmp_path: Path) -> None:
 
 def test_a_rank_that_refuses_the_job_takes_the_others_with_it(tmp_path: Path) -> None:
     """With its exit code and its sentence: trying again would not help."""
-    claims = prepare(tmp_path)
+    claims = with_text(tmp_path)
     broken = manifest(**{**WIDE, "tokenizer": {"uri": "pvc://text"}})
     ranks = start_gang([manifest(**WIDE), broken], claims, {})
     assert ranks.exit_codes() == [2, 2]

@@ -20,8 +20,8 @@ import pytest
 import torch
 from tests.free_port import free_port
 from tests.training.crash import HURRIED, Point, SupervisedGang, start_supervised_gang, train_in_a_process
-from tests.training.small import manifest
-from tests.training.test_crash_and_resume import assert_same_result, prepare
+from tests.training.small import manifest, with_text
+from tests.training.test_crash_and_resume import assert_same_result
 from tests.training.test_gang import WIDE, steps
 
 from busbar.workloads.machine.streams import Event
@@ -55,7 +55,7 @@ def wanted(size: int, every: int = 2, parity: int | None = None, **changes: Any)
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    claims = prepare(tmp_path_factory.mktemp("alone"))
+    claims = with_text(tmp_path_factory.mktemp("alone"))
     assert train_in_a_process(manifest(**WIDE), claims) == 0
     return claims
 
@@ -87,7 +87,7 @@ TRAINERS = {
 def test_a_trainer_that_is_killed_brings_the_gang_back_from_memory(
     rank: int, point: Point, start: Start, alone: Path, tmp_path: Path
 ) -> None:
-    claims = prepare(tmp_path)
+    claims = with_text(tmp_path)
     gang = start(wanted(2), claims, 2, {rank: [point]})
     assert gang.exit_codes() == [0, 0]
     assert "was killed by SIGKILL; another one goes on" in gang.told(rank)
@@ -122,7 +122,7 @@ def test_lost_pods_come_back_without_the_disk(
     alone: Path,
     tmp_path: Path,
 ) -> None:
-    claims = prepare(tmp_path)
+    claims = with_text(tmp_path)
     document = wanted(size, parity=parity, parallelism={"order": "fixed", "sharding": sharding})
     gang = start(document, claims, size, {rank: [FROZEN] for rank in ranks})
     assert all(map(gang.stops, ranks))
@@ -138,7 +138,7 @@ def test_lost_pods_come_back_without_the_disk(
 
 
 def test_when_more_pods_are_lost_the_checkpoint_counts(start: Start, alone: Path, tmp_path: Path) -> None:
-    claims = prepare(tmp_path)
+    claims = with_text(tmp_path)
     document = wanted(4)
     document["spec"]["checkpoint"]["everySteps"] = 4
     gang = start(document, claims, 4, {1: [FROZEN], 3: [FROZEN]})
@@ -151,7 +151,7 @@ def test_when_more_pods_are_lost_the_checkpoint_counts(start: Start, alone: Path
 
 
 def test_a_second_loss_after_a_copy_is_survived_too(start: Start, alone: Path, tmp_path: Path) -> None:
-    claims = prepare(tmp_path)
+    claims = with_text(tmp_path)
     gang = start(wanted(2), claims, 2, {1: [FROZEN]})
     assert gang.stops(1)
     gang.lose(1)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from tests.training.crash import Point, start_gang, train_in_a_process
-from tests.training.small import GPT2, SEQUENCE, SEQUENCES, engine, manifest
+from tests.training.small import GPT2, SEQUENCE, SEQUENCES, engine, manifest, with_text
 from tests.training.test_bit_equality import STEPS, assert_equal_to_plain, train_ours
-from tests.training.test_crash_and_resume import assert_same_result, prepare
+from tests.training.test_crash_and_resume import assert_same_result
 
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.settings import LengthWarmup
@@ -83,7 +83,7 @@ WIDE: dict[str, Any] = {
 
 
 def test_a_run_that_was_killed_and_a_gang_end_with_the_same_bits(tmp_path: Path) -> None:
-    whole, killed, gang = (prepare(tmp_path / name) for name in ("whole", "killed", "gang"))
+    whole, killed, gang = (with_text(tmp_path / name) for name in ("whole", "killed", "gang"))
     assert SEQUENCE == 32
     assert train_in_a_process(manifest(**WIDE), whole) == 0
     assert train_in_a_process(manifest(**WIDE), killed, Point("trainer:Trainer", "step", 8)) == -9

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from tests.training.crash import Point, start_supervised, train_in_a_process
-from tests.training.small import manifest
-from tests.training.test_crash_and_resume import assert_same_result, losses, prepare
+from tests.training.small import manifest, with_text
+from tests.training.test_crash_and_resume import assert_same_result, losses
 
 from busbar.workloads.machine.streams import Event
 from busbar.workloads.training.checkpoint import CheckpointFolder
@@ -140,7 +140,7 @@ def status_of(claims: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    claims = prepare(tmp_path_factory.mktemp("whole"))
+    claims = with_text(tmp_path_factory.mktemp("whole"))
     assert train_in_a_process(manifest(), claims) == 0
     return claims
 
@@ -159,7 +159,7 @@ POINTS: dict[str, tuple[list[Point | None], int]] = {  # and the trainers that i
 def test_a_trainer_that_is_killed_is_followed_by_one_that_ends_with_the_same_bits(
     points: list[Point | None], trainers: int, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    claims = prepare(tmp_path / "claims")
+    claims = with_text(tmp_path / "claims")
     assert ended(start_supervised(wanted(), claims, points)) == 0
     told = (claims / "supervisor.txt").read_text()
     assert told.count("was killed by SIGKILL; another one goes on from the copy of step") == trainers - 1
@@ -169,7 +169,7 @@ def test_a_trainer_that_is_killed_is_followed_by_one_that_ends_with_the_same_bit
 
 
 def test_lost_steps_of_all_trainers_of_the_attempt_are_added_up(tmp_path: Path) -> None:
-    claims = prepare(tmp_path / "claims")
+    claims = with_text(tmp_path / "claims")
     crashes: list[Point | None] = [Point("memory_copy", "write_document", 3)] * 2
     assert ended(start_supervised(wanted(), claims, crashes)) == 0
     log = (claims / "log.txt").read_text()
@@ -179,7 +179,7 @@ def test_lost_steps_of_all_trainers_of_the_attempt_are_added_up(tmp_path: Path) 
 
 
 def test_a_crash_that_comes_again_at_the_same_step_ends_the_run(tmp_path: Path) -> None:
-    claims = prepare(tmp_path / "claims")
+    claims = with_text(tmp_path / "claims")
     # The copy of step 2 is whole when that of step 4 begins.
     first, again = Point("trainer:Trainer", "step", 6), Point("trainer:Trainer", "step", 1)
     assert ended(start_supervised(wanted(), claims, [first, again, None])) == ENDED_BY_SIGKILL
@@ -188,14 +188,14 @@ def test_a_crash_that_comes_again_at_the_same_step_ends_the_run(tmp_path: Path) 
 
 
 def test_a_trainer_that_crashes_before_its_first_copy_is_not_started_again(tmp_path: Path) -> None:
-    claims = prepare(tmp_path / "claims")
+    claims = with_text(tmp_path / "claims")
     crash: list[Point | None] = [Point("trainer:Trainer", "step", 2)]
     assert ended(start_supervised(wanted(), claims, crash)) == ENDED_BY_SIGKILL
     assert not (claims / "supervisor.txt").read_text()
 
 
 def test_a_stop_is_passed_on_and_the_newest_state_is_on_disk(tmp_path: Path) -> None:
-    claims = prepare(tmp_path / "claims")
+    claims = with_text(tmp_path / "claims")
     checkpoints = claims / "out/model/checkpoints"
     process = start_supervised(wanted(steps=100_000), claims, [])
     try:
@@ -211,6 +211,6 @@ def test_a_stop_is_passed_on_and_the_newest_state_is_on_disk(tmp_path: Path) -> 
 
 
 def test_a_job_that_cannot_run_is_not_tried_again(tmp_path: Path) -> None:
-    claims = prepare(tmp_path / "claims")
+    claims = with_text(tmp_path / "claims")
     assert ended(start_supervised(wanted(deviceMemory="1Ki"), claims, [])) == 2
     assert not (claims / "supervisor.txt").read_text()

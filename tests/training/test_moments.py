@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.small import GPT2, LLAMA, SEQUENCES, VOCABULARY, engine
+from tests.training.small import GPT2, LLAMA, SEQUENCES, VOCABULARY, engine, with_text
 from tests.training.test_bit_equality import CPU, STEPS, assert_equal_to_plain, packed, train_ours
-from tests.training.test_continuation import CONSTANT, start, weights, with_text
+from tests.training.test_continuation import CONSTANT, start, weights
 from tests.training.test_parameter_offload import UNLIMITED
 from tests.training.test_scratch_disk import open_trainer, steps
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from tests.training.crash import CONTEXT, PRELOAD
-from tests.training.small import LLAMA, TEXTS, manifest
+from tests.training.small import LLAMA, TEXTS, manifest, with_text
 
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, lay_out_streamed
 from busbar.workloads.training.tokenizer import train_tokenizer
@@ -116,11 +116,8 @@ def train(claims: Path, steps: int, changes: dict[str, str]) -> dict[str, Any]:
 )
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """A run and its continuation: the second one also reads a checkpoint."""
-    claims = tmp_path_factory.mktemp("limited")
-    (claims / "text").mkdir()
+    claims = with_text(tmp_path_factory.mktemp("limited"))
     (claims / "tokenizer").mkdir()
-    for name, text in TEXTS.items():
-        (claims / "text" / name).write_text(text)
     train_tokenizer(TEXTS.values(), 320).save(str(claims / "tokenizer/tokenizer.json"))
     return [train(claims, steps, request.param) for steps in (1, 2)]
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.free_port import free_port
-from tests.training.small import TEXTS, engine, manifest
+from tests.training.small import engine, manifest, with_text
 from tests.training.test_status_server import BEARERS, COMMAND, TOKEN
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -100,10 +100,7 @@ class Pod:
 @pytest.fixture(scope="module")
 def life(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One job: checkpointed on request, stopped by SIGTERM, resumed, its trainer killed, and trained to its end."""
-    folder = tmp_path_factory.mktemp("pod")
-    (folder / "text").mkdir()
-    for name, text in TEXTS.items():
-        (folder / "text" / name).write_text(text)
+    folder = with_text(tmp_path_factory.mktemp("pod"))
     facts: dict[str, Any] = {"folder": folder}
 
     first = Pod(folder, attempt=1, port=free_port(), steps=STEPS, evaluation={"ngramOrder": 3})

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.small import LLAMA, TEXTS, VOCABULARY, engine, manifest
+from tests.training.small import LLAMA, VOCABULARY, engine, manifest, with_text
 from tests.training.test_bit_equality import CPU, plan_for
 
 from busbar.workloads.machine.direct_file import DirectFile
@@ -126,9 +126,7 @@ def test_what_was_measured_is_kept_for_the_same_machine_and_model(tmp_path: Path
 
 
 def start(claims: Path, predicts: bool | None = True, **changes: Any) -> tuple[dict[str, Any], str]:
-    (claims / "text").mkdir(parents=True, exist_ok=True)
-    for name, text in TEXTS.items():
-        (claims / "text" / name).write_text(text)
+    with_text(claims)
     status, log = Status(), io.StringIO()
     assert (
         run(

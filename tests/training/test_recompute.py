@@ -10,10 +10,10 @@ import pytest
 import torch
 from tests.training import test_adapter as adapters
 from tests.training.plain_loop import train_model_plainly
-from tests.training.small import GPT2, LLAMA, SEQUENCE, SEQUENCES, VOCABULARY, engine
+from tests.training.small import GPT2, LLAMA, SEQUENCE, SEQUENCES, VOCABULARY, engine, with_text
 from tests.training.test_adapter import bases
 from tests.training.test_bit_equality import CPU, STEPS, assert_equal_to_plain, batches, packed, train_ours
-from tests.training.test_continuation import CONSTANT, start, weights, with_text
+from tests.training.test_continuation import CONSTANT, start, weights
 
 from busbar.workloads.training import plan as plan_module
 from busbar.workloads.training.activations import peak_activation_bytes

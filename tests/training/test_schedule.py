@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.training.plain_loop import train_plainly
-from tests.training.small import GPT2, LLAMA, SEQUENCES, TEXTS, VOCABULARY, engine, manifest
+from tests.training.small import GPT2, LLAMA, SEQUENCES, VOCABULARY, engine, manifest, with_text
 from tests.training.test_bit_equality import CPU, packed, plan_for
 
 from busbar.workloads.machine.streams import CallerStream, Stream, Streams, WorkerStream
@@ -204,11 +204,8 @@ def test_a_failed_update_ends_the_next_step(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def start(claims: Path, **changes: Any) -> Status:
-    (claims / "text").mkdir(parents=True, exist_ok=True)
-    for name, text in TEXTS.items():
-        (claims / "text" / name).write_text(text)
     status = Status()
-    described = run_from_manifest(manifest(**changes), claims, None, {})
+    described = run_from_manifest(manifest(**changes), with_text(claims), None, {})
     assert run(described, status, Control(), Lines("small", io.StringIO())) == 0
     return status
 

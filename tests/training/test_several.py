@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.training.crash import Point, train_in_a_process
-from tests.training.small import SEQUENCE, SEQUENCES, TEXTS, manifest
+from tests.training.small import SEQUENCE, SEQUENCES, manifest, with_text
 from tests.training.test_adapter import ADAPTER, bases  # noqa: F401
 from tests.training.test_rows import answers, write_rows
 
@@ -63,10 +63,7 @@ def alone(entry: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def claims(tmp_path_factory: pytest.TempPathFactory, bases: Path) -> Callable[[], Path]:  # noqa: F811
     """Makes a folder with the base and both texts."""
-    whole = tmp_path_factory.mktemp("several") / "claims"
-    (whole / "text").mkdir(parents=True)
-    for name, text in TEXTS.items():
-        (whole / "text" / name).write_text(text)
+    whole = with_text(tmp_path_factory.mktemp("several") / "claims")
     write_rows(whole / "questions/rows.jsonl", answers(120))
     shutil.copytree(bases, whole / "bases")
     return lambda: Path(shutil.copytree(whole, tmp_path_factory.mktemp("claims") / "claims"))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.training.plain_loop import train_plainly
-from tests.training.small import SEQUENCES, VOCABULARY, engine, manifest
+from tests.training.small import SEQUENCES, VOCABULARY, engine, manifest, with_text
 from tests.training.states import write_state
 from tests.training.test_bit_equality import CPU, packed, plan_for
 
@@ -87,15 +87,6 @@ def start(claims: Path, **changes: Any) -> tuple[int, Status]:
     status = Status()
     described = run_from_manifest(manifest(**changes), claims, None, {})
     return run(described, status, Control(), Lines("small", io.StringIO())), status
-
-
-def with_text(folder: Path) -> Path:
-    from tests.training.small import TEXTS
-
-    (folder / "text").mkdir(parents=True)
-    for name, text in TEXTS.items():
-        (folder / "text" / name).write_text(text)
-    return folder
 
 
 def test_a_resumed_run_counts_the_updates_that_were_applied(tmp_path: Path, spoiled: None) -> None:
