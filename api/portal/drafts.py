@@ -168,7 +168,12 @@ def _tuning(fields: Fields) -> Object:
 
 
 def _engine(fields: Fields, model: Object, rate: float) -> Object:
-    batch = _whole(fields, "batch", 4)
+    batch, processes = _whole(fields, "batch", 4), _processes(fields)
+    if batch % processes:
+        raise Invalid(
+            f"sequences per step: {batch} cannot be divided among {processes} accelerators; make it a multiple of them",
+            field="batch",
+        )
     engine: Object = {
         **model,
         "data": {
@@ -176,12 +181,14 @@ def _engine(fields: Fields, model: Object, rate: float) -> Object:
             "sequenceLength": _whole(fields, "sequence_length", 256),
         },
         "steps": _whole(fields, "steps", 500),
-        "batch": {"sequences": batch, "microBatch": batch},
+        "batch": {"sequences": batch, "microBatch": batch // processes},
         "optimizer": {"learningRate": _decimal(fields, "learning_rate", rate), "warmupSteps": 20},
         "mode": fields.get("mode") or "auto",
         "activations": fields.get("activations") or "auto",
         "evaluation": {"ngramOrder": 3},
     }
+    if processes > 1:
+        engine["parallelism"] = {"processesPerPod": processes}
     if fields.get("state", "exact") != "exact":
         engine["state"] = fields["state"]
     if fields.get("device_memory", "").strip():
@@ -193,6 +200,11 @@ def _engine(fields: Fields, model: Object, rate: float) -> Object:
         spec["checkpoint"] = {"everySteps": _whole(fields, "checkpoint_steps", 50)}
     spec["output"] = {"uri": fields.get("output", "").strip()}
     return spec
+
+
+def _processes(fields: Fields) -> int:
+    """Of the pod: one for each of its accelerators, and one in all where they are cores."""
+    return 1 if _kinds(fields) == ["cpu"] else _whole(fields, "accelerators_per_pod", 1)
 
 
 def _image(fields: Fields) -> Object:
@@ -238,14 +250,15 @@ def _shape(fields: Fields) -> Object:
 
 def _placing(fields: Fields) -> Object:
     placing: Object = {}
-    kinds = [
-        kind.strip() for kind in fields.get("accelerators", "").replace(",", " ").split() if kind.strip()
-    ]
-    if kinds:
+    if kinds := _kinds(fields):
         placing["accelerators"] = kinds
     if fields.get("priority", "").strip():
         placing["priority"] = _whole(fields, "priority", 100, least=0)
     return placing
+
+
+def _kinds(fields: Fields) -> list[str]:
+    return fields.get("accelerators", "").replace(",", " ").split()
 
 
 def _moment(fields: Fields, name: str) -> str:

@@ -7,7 +7,7 @@ from pydantic import Field
 from busbar.kube.types.meta import ClaimUri, SpecModel
 from busbar.kube.types.rules import at_most_one_of
 
-MOST_PODS_OF_PARITIES = 256
+MOST_PROCESSES_OF_PARITIES = 256
 """Of which several may be lost at once: the code that rebuilds their parts has so many symbols."""
 
 

@@ -18,8 +18,8 @@ class PodShape(SpecModel):
 
     accelerators_per_pod: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=1,
-        description="Accelerators of each pod, as the pool counts them (cores where the type is cpu). The built-in engines use one "
-        "per pod: for more, ask for more pods.",
+        description="Accelerators of each pod, as the pool counts them (cores where the type is cpu). The built-in training engine "
+        "uses as many as engine.parallelism.processesPerPod, the built-in serving engine one.",
     )
     cpu: Quantity | None = Field(
         default=None,

@@ -354,32 +354,37 @@ class NamedAdapter(Adapter):
 
 
 class Parallelism(SpecModel):
-    """How the pods of a gang share a step."""
+    """How the processes of a job share a step: `processesPerPod` of each pod."""
 
     rules = (
         Rule(
             cel="!has(self.sequence) || self.sequence == 1 || !has(self.order) || self.order != 'fixed'",
-            message="pods that share sequences add up in the order fast; remove sequence, or set order: fast",
+            message="processes that share sequences add up in the order fast; remove sequence, or set order: fast",
             holds=lambda own: own.sequence == 1 or own.order is not Order.FIXED,
         ),
     )
 
     order: Order = Field(
         default=Order.FAST,
-        description="fast adds gradients up as the pods' collectives do; fixed adds the micro-batches up as one tree of "
-        "up to 8 parts, with bit-equal results on 1, 2, 4 or 8 pods, and needs memory for partial sums.",
+        description="fast adds gradients up as the processes' collectives do; fixed adds the micro-batches up as one tree of "
+        "up to 8 parts, with bit-equal results on 1, 2, 4 or 8 processes, and needs memory for partial sums.",
     )
     sharding: Sharding = Field(
         default=Sharding.OPTIMIZER,
-        description="What each pod keeps a part of: optimizer, its state; gradients, these too, which are exchanged "
+        description="What each process keeps a part of: optimizer, its state; gradients, these too, which are exchanged "
         "after each micro-batch; parameters, the weights too, which a block has whole only while it is computed. The results "
         "are equal bit for bit in order fixed.",
     )
     sequence: Annotated[int, Field(ge=1)] = Field(
         default=1,
-        description="Pods that share each sequence: each has so many times fewer of its tokens, and between layers of "
+        description="Processes that share each sequence: each has so many times fewer of its tokens, and between layers of "
         "attention they exchange them for heads. For sequences that fit no accelerator alone; the number divides the "
-        "pods, data.sequenceLength, and the model's heads of queries and of keys. Losses differ by roundings.",
+        "processes, data.sequenceLength, and the model's heads of queries and of keys. Losses differ by roundings.",
+    )
+    processes_per_pod: Annotated[int, Field(ge=1)] = Field(
+        default=1,
+        description="Processes of each pod, which share its memory and cores. On accelerators each has one of its own, so it is "
+        "shape.acceleratorsPerPod there; on cpu pools they share the pod's cores.",
     )
 
 
@@ -441,9 +446,9 @@ class TrainingEngine(SpecModel):
         ),
         Rule(
             cel="!has(self.lengthWarmup) || !has(self.parallelism) || self.parallelism.sequence == 1",
-            message="pods that share sequences have parts of one length; remove lengthWarmup, or parallelism.sequence",
+            message="processes that share sequences have parts of one length; remove lengthWarmup, or parallelism.sequence",
             field_path=".lengthWarmup",
-            holds=lambda engine: engine.length_warmup is None or engine.pods_per_sequence == 1,
+            holds=lambda engine: engine.length_warmup is None or engine.processes_per_sequence == 1,
         ),
         Rule(
             cel="!has(self.optimizer) || self.optimizer.name != 'ZerothOrder' || !has(self.gradientSums) || "
@@ -635,8 +640,13 @@ class TrainingEngine(SpecModel):
         return [(each.name, self._alone(each)) for each in self.adapters or ()] or [("", self)]
 
     @property
-    def pods_per_sequence(self) -> int:
-        """Pods that share each sequence."""
+    def processes_per_pod(self) -> int:
+        """Processes of each pod."""
+        return 1 if self.parallelism is None else self.parallelism.processes_per_pod
+
+    @property
+    def processes_per_sequence(self) -> int:
+        """Processes that share each sequence."""
         return 1 if self.parallelism is None else self.parallelism.sequence
 
     @property

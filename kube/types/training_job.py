@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from busbar.kube.types.checkpoint import MOST_PODS_OF_PARITIES, CheckpointPolicy, MemoryCopyPolicy
+from busbar.kube.types.checkpoint import MOST_PROCESSES_OF_PARITIES, CheckpointPolicy
 from busbar.kube.types.meta import (
     AGE,
     ClaimUri,
@@ -44,52 +44,68 @@ class Output(SpecModel):
 
 
 def _order_holds(engine: TrainingEngine | None, shape: GangShape) -> bool:
-    """Whether the pods can add gradients up in the order that the job asks for."""
+    """Whether the processes can add gradients up in the order that the job asks for."""
     if engine is None or engine.parallelism is None or engine.parallelism.order is not Order.FIXED:
         return True
-    pods = shape.max_pods
-    return shape.min_pods == pods and pods in (1, 2, 4, 8) and engine.batch.micro_batches % pods == 0
+    processes = _processes(engine, shape)
+    evenly = processes in (1, 2, 4, 8) and engine.batch.micro_batches % processes == 0
+    return shape.min_pods == shape.max_pods and evenly
+
+
+def _processes(engine: TrainingEngine, shape: GangShape) -> int:
+    """Of the largest gang."""
+    return shape.max_pods * engine.processes_per_pod
 
 
 def _one_process(what: str, cel: str, asks: Callable[[TrainingEngine], bool]) -> Rule:
-    """`what` a job asks for (by `cel` and `asks`) has one pod, which adds micro-batches up as they come."""
+    """`what` a job asks for (by `cel` and `asks`) has one process, which adds micro-batches up as they come."""
 
     def holds(spec: "TrainingJobSpec") -> bool:
         engine = spec.engine
         if engine is None or not asks(engine):
             return True
         fixed = engine.parallelism is not None and engine.parallelism.order is Order.FIXED
-        return spec.shape.max_pods == 1 and not fixed
+        return _processes(engine, spec.shape) == 1 and not fixed
 
     return Rule(
         cel=f"!has(self.engine) || !({cel}) || "
-        "(self.shape.maxPods == 1 && (!has(self.engine.parallelism) || self.engine.parallelism.order != 'fixed'))",
-        message=f"{what} runs in one process; set shape.maxPods: 1 and remove parallelism.order",
+        f"({_PROCESSES} == 1 && (!has(self.engine.parallelism) || self.engine.parallelism.order != 'fixed'))",
+        message=f"{what} runs in one process; set shape.maxPods: 1 and remove parallelism",
         holds=holds,
     )
 
 
+_PER_POD = (
+    "(has(self.engine.parallelism) && has(self.engine.parallelism.processesPerPod) ? "
+    "self.engine.parallelism.processesPerPod : 1)"
+)
+_PROCESSES = f"(self.shape.maxPods * {_PER_POD})"
 _SEQUENCE = "(has(self.engine.parallelism) && has(self.engine.parallelism.sequence) ? self.engine.parallelism.sequence : 1)"
 
 
 def _sequences_are_shared(engine: TrainingEngine, shape: GangShape) -> bool:
-    """Whether the pods make groups that can each divide a sequence."""
-    size, pods = engine.pods_per_sequence, shape.max_pods
+    """Whether the processes make groups that can each divide a sequence."""
+    size, processes = engine.processes_per_sequence, _processes(engine, shape)
     if size == 1:
         return True
-    return shape.min_pods == pods and pods % size == 0 and engine.data.sequence_length % size == 0
+    evenly = processes % size == 0 and engine.data.sequence_length % size == 0
+    return shape.min_pods == shape.max_pods and evenly
 
 
-def _can_be_rebuilt(memory: MemoryCopyPolicy | None, shape: GangShape) -> bool:
-    parity = (memory and memory.parity) or 0
-    return parity < shape.min_pods and (parity <= 1 or shape.max_pods <= MOST_PODS_OF_PARITIES)
+def _can_be_rebuilt(spec: "TrainingJobSpec") -> bool:
+    memory, shape, engine = spec.checkpoint.memory, spec.shape, spec.engine
+    if memory is None or engine is None:  # the latter is another rule's
+        return True
+    lost = engine.processes_per_pod * (1 if memory.parity is None else memory.parity)
+    few = lost <= 1 or _processes(engine, shape) <= MOST_PROCESSES_OF_PARITIES
+    return (memory.parity or 0) < shape.min_pods and few
 
 
 def _has_parts(engine: TrainingEngine | None, shape: GangShape) -> bool:
-    """Whether there are pods for what the job wants to divide among them."""
+    """Whether there are processes for what the job wants to divide among them."""
     if engine is None or engine.parallelism is None or engine.parallelism.sharding is Sharding.OPTIMIZER:
         return True
-    return shape.max_pods > 1
+    return _processes(engine, shape) > 1
 
 
 class TrainingJobSpec(SpecModel):
@@ -104,29 +120,38 @@ class TrainingJobSpec(SpecModel):
         ),
         Rule(
             cel=f"!has(self.engine) || !has(self.engine.batch) || "
-            f"self.shape.maxPods * self.engine.batch.microBatch <= self.engine.batch.sequences * {_SEQUENCE}",
-            message="each pod of spec.engine, or each group of parallelism.sequence pods, needs a micro-batch of its own; "
-            "raise batch.sequences, or lower batch.microBatch or maxPods",
+            f"{_PROCESSES} * self.engine.batch.microBatch <= self.engine.batch.sequences * {_SEQUENCE}",
+            message="each process of spec.engine, or each group of parallelism.sequence processes, needs a micro-batch of its "
+            "own; raise batch.sequences, or lower batch.microBatch or maxPods",
             field_path=".shape",
             holds=lambda spec: (
                 spec.engine is None
-                or spec.shape.max_pods * spec.engine.batch.micro_batch
-                <= spec.engine.batch.sequences * spec.engine.pods_per_sequence
+                or _processes(spec.engine, spec.shape) * spec.engine.batch.micro_batch
+                <= spec.engine.batch.sequences * spec.engine.processes_per_sequence
+            ),
+        ),
+        Rule(
+            cel=f"!has(self.engine) || {_PER_POD} <= self.shape.acceleratorsPerPod",
+            message="each process of a pod needs an accelerator, or a core of a cpu pool, of its own; raise "
+            "shape.acceleratorsPerPod, or lower engine.parallelism.processesPerPod",
+            field_path=".shape.acceleratorsPerPod",
+            holds=lambda spec: (
+                spec.engine is None or spec.engine.processes_per_pod <= spec.shape.accelerators_per_pod
             ),
         ),
         Rule(
             cel=f"!has(self.engine) || {_SEQUENCE} == 1 || (self.shape.minPods == self.shape.maxPods && "
-            f"self.shape.maxPods % {_SEQUENCE} == 0 && self.engine.data.sequenceLength % {_SEQUENCE} == 0)",
-            message="parallelism.sequence divides the pods, of which it needs as many at least as at most, and "
-            "data.sequenceLength; set shape.minPods and maxPods to a multiple of it, and a length that it divides",
+            f"{_PROCESSES} % {_SEQUENCE} == 0 && self.engine.data.sequenceLength % {_SEQUENCE} == 0)",
+            message="parallelism.sequence divides the processes, with as many pods at least as at most, and "
+            "data.sequenceLength; set shape.minPods and maxPods so that it does, and a length that it divides",
             field_path=".shape",
             holds=lambda spec: spec.engine is None or _sequences_are_shared(spec.engine, spec.shape),
         ),
         Rule(
             cel="!has(self.engine) || !has(self.engine.parallelism) || self.engine.parallelism.order != 'fixed' || "
-            "(self.shape.minPods == self.shape.maxPods && self.shape.maxPods in [1, 2, 4, 8] && "
-            "(self.engine.batch.sequences / self.engine.batch.microBatch) % self.shape.maxPods == 0)",
-            message="parallelism.order: fixed needs 1, 2, 4 or 8 pods (minPods equal to maxPods) that share the step's "
+            f"(self.shape.minPods == self.shape.maxPods && {_PROCESSES} in [1, 2, 4, 8] && "
+            f"(self.engine.batch.sequences / self.engine.batch.microBatch) % {_PROCESSES} == 0)",
+            message="parallelism.order: fixed needs 1, 2, 4 or 8 processes (minPods equal to maxPods) that share the step's "
             "micro-batches evenly; set the shape so, or order: fast",
             field_path=".shape",
             holds=lambda spec: _order_holds(spec.engine, spec.shape),
@@ -148,8 +173,9 @@ class TrainingJobSpec(SpecModel):
         ),
         Rule(
             cel="!has(self.engine) || !has(self.engine.parallelism) || "
-            "self.engine.parallelism.sharding == 'optimizer' || self.shape.maxPods > 1",
-            message="parallelism.sharding divides the model among the pods of a gang; raise shape.maxPods, or remove it",
+            f"self.engine.parallelism.sharding == 'optimizer' || {_PROCESSES} > 1",
+            message="parallelism.sharding divides the model among several processes; raise shape.maxPods or "
+            "parallelism.processesPerPod, or remove it",
             field_path=".shape",
             holds=lambda spec: _has_parts(spec.engine, spec.shape),
         ),
@@ -160,24 +186,25 @@ class TrainingJobSpec(SpecModel):
             holds=lambda spec: spec.checkpoint.memory is None or spec.engine is not None,
         ),
         Rule(
-            cel="!has(self.checkpoint) || !has(self.checkpoint.memory) || !has(self.checkpoint.memory.parity) || "
-            "(self.checkpoint.memory.parity < self.shape.minPods && "
-            f"(self.checkpoint.memory.parity <= 1 || self.shape.maxPods <= {MOST_PODS_OF_PARITIES}))",
+            cel="!has(self.engine) || !has(self.checkpoint) || !has(self.checkpoint.memory) || "
+            "((has(self.checkpoint.memory.parity) ? self.checkpoint.memory.parity : 0) < self.shape.minPods && "
+            f"((has(self.checkpoint.memory.parity) ? self.checkpoint.memory.parity : 1) * {_PER_POD} <= 1 || "
+            f"{_PROCESSES} <= {MOST_PROCESSES_OF_PARITIES}))",
             message="of so many pods the others cannot rebuild the parts: checkpoint.memory.parity has to be less than "
-            f"shape.minPods, and at most 1 for more than {MOST_PODS_OF_PARITIES} pods",
+            f"shape.minPods, and of more than {MOST_PROCESSES_OF_PARITIES} processes at most one may be lost at once",
             field_path=".checkpoint.memory.parity",
-            holds=lambda spec: _can_be_rebuilt(spec.checkpoint.memory, spec.shape),
+            holds=_can_be_rebuilt,
         ),
         Rule(
             cel="!has(self.engine) || !has(self.engine.adapters) || "
-            "(self.shape.maxPods == 1 && (!has(self.checkpoint) || !has(self.checkpoint.memory)))",
-            message="engine.adapters are trained in one pod, without checkpoint.memory; set shape.maxPods: 1, or give each a job "
-            "of its own",
+            f"({_PROCESSES} == 1 && (!has(self.checkpoint) || !has(self.checkpoint.memory)))",
+            message="engine.adapters are trained in one process, without checkpoint.memory; set shape.maxPods: 1, or give each "
+            "a job of its own",
             field_path=".engine.adapters",
             holds=lambda spec: (
                 spec.engine is None
                 or spec.engine.adapters is None
-                or (spec.shape.max_pods == 1 and spec.checkpoint.memory is None)
+                or (_processes(spec.engine, spec.shape) == 1 and spec.checkpoint.memory is None)
             ),
         ),
         Rule(

@@ -130,7 +130,7 @@ def training_pod(
 ) -> Body:
     """One pinned pod of a job; gated, if it is one of several. One that replaces another has its name in DNS."""
     name = training_pod_name(job.metadata.name, attempt, rank, replacement)
-    env = _identity_env(job, KIND_TRAINING) | _gang_env(job.metadata.name, attempt, rank, placement.pods)
+    env = _identity_env(job, KIND_TRAINING) | _gang_env(job, attempt, rank, placement.pods)
     env[Env.ATTEMPT] = str(attempt)
     if replacement:
         env[Env.REPLACEMENT] = str(replacement)
@@ -378,14 +378,16 @@ def _identity_env(obj: Resource, kind: str) -> dict[str, str]:
     }
 
 
-def _gang_env(job: str, attempt: int, rank: int, size: int) -> dict[str, str]:
+def _gang_env(job: TrainingJob, attempt: int, rank: int, size: int) -> dict[str, str]:
+    """Of the pod's first process. Where there are several, it is not said to be one: the pod starts them."""
+    name, each = job.metadata.name, 1 if job.spec.engine is None else job.spec.engine.processes_per_pod
     # One pod meets nobody: it has no Service, hence no name in DNS.
-    master = f"{training_pod_name(job, attempt, 0)}.{job}" if size > 1 else "127.0.0.1"
+    master = f"{training_pod_name(name, attempt, 0)}.{name}" if size > 1 else "127.0.0.1"
     return {
-        Env.RANK: str(rank),
-        Env.WORLD_SIZE: str(size),
-        Env.LOCAL_RANK: "0",
-        Env.LOCAL_WORLD_SIZE: "1",
+        Env.RANK: str(rank * each),
+        Env.WORLD_SIZE: str(size * each),
+        **({Env.LOCAL_RANK: "0"} if each == 1 else {}),
+        Env.LOCAL_WORLD_SIZE: str(each),
         Env.NODE_RANK: str(rank),
         Env.GROUP_RANK: str(rank),
         Env.MASTER_ADDR: master,

@@ -147,7 +147,7 @@ def workload(job: TrainingJob) -> Workload:
         loss=engine.loss.value,
         mlp=engine.mlp.value,
         gradient_sums=engine.gradient_sums.value,
-        sequence_parallel=engine.pods_per_sequence,
+        sequence_parallel=engine.processes_per_sequence,
         optimizer=engine.optimizer.name.value,
         state=engine.state.value,
         scratch_disk_bytes=0 if engine.scratch_disk is None else quantity.to_bytes(engine.scratch_disk),
@@ -171,13 +171,15 @@ def _gang(engine: TrainingEngine, pods: int) -> Gang:
     """With the fewest pods, each of which needs the most then."""
     if engine.parallelism is None:
         return Gang(pods)
-    return Gang(pods, engine.parallelism.sharding.value, engine.parallelism.order is Order.FIXED)
+    fixed, each = engine.parallelism.order is Order.FIXED, engine.processes_per_pod
+    return Gang(pods * each, engine.parallelism.sharding.value, fixed, each)
 
 
 def _can_stream(engine: TrainingEngine, pods: int) -> bool:
     """Whether the weights may be on the host: as the engine says, but for what only the model itself tells."""
     fixed = engine.parallelism is not None and engine.parallelism.order is Order.FIXED
-    return pods == 1 and not fixed and engine.activations is not Activations.KEEP
+    alone = pods * engine.processes_per_pod == 1
+    return alone and not fixed and engine.activations is not Activations.KEEP
 
 
 @lru_cache(maxsize=4096)

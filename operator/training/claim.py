@@ -114,8 +114,8 @@ def copies_in_memory(spec: TrainingJobSpec, load: Workload) -> int:
     policy, trains_all = spec.checkpoint.memory, spec.engine is not None and spec.engine.adapter is None
     if policy is None or load.model is None or load.batch is None or not trains_all:
         return 0
-    pods = spec.shape.min_pods
-    return copies_mib(load.model, load.batch, pods, policy.parity_of(pods))
+    lost = policy.parity_of(spec.shape.min_pods) * load.gang.per_pod
+    return copies_mib(load.model, load.batch, load.gang, lost)
 
 
 def waiting(obj: TrainingJob, tenant: str, now: datetime) -> Job:
@@ -136,7 +136,7 @@ def waiting(obj: TrainingJob, tenant: str, now: datetime) -> Job:
         max_pods=spec.shape.max_pods,
         required_domain=None if spec.shape.within is None else list(Domain).index(spec.shape.within) + 1,
         per_pod=asked(spec),
-        most_devices=1 if spec.engine is not None else 0,
+        most_devices=0 if spec.engine is None else spec.engine.processes_per_pod,
         more_host_memory_mib=copies_in_memory(spec, load),
         accelerators=tuple(spec.accelerators or ()),
         modes=load.modes,

@@ -47,7 +47,9 @@ def with_degraded(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus
     reason, text = Reason.RUNNING, "No pod keeps the others waiting."
     if slow:
         nodes = status.admission.nodes if status.admission is not None else []
-        where = f" It is on {nodes[slowest.rank]}." if slowest.rank < len(nodes) else ""
+        engine = view.job.spec.engine
+        pod = slowest.rank // (1 if engine is None else engine.processes_per_pod)
+        where = f" It is on {nodes[pod]}." if pod < len(nodes) else ""
         reason, text = Reason.SLOW_POD, f"The others wait for {slowest_words(workers)}.{where}"
     return _with(view, status, ConditionType.DEGRADED, slow, reason, text)
 

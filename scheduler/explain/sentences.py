@@ -32,7 +32,7 @@ def sentence(record: WaitingRecord, admin: bool = False, names: Mapping[str, str
         WaitCode.DOES_NOT_FIT: _memory(record),
         WaitCode.DEVICES_UNUSED: (
             f"Its pods ask for {need} accelerators each, of which its engine would use {limit}: set shape.acceleratorsPerPod to "
-            f"{limit}, and ask for as many pods as it should have accelerators."
+            f"{limit}, and ask for as many pods as it needs; or, of a training job, set engine.parallelism.processesPerPod to {need}."
         ),
         WaitCode.NODE_TOO_SMALL: _too_small(record, need, what, limit),
         WaitCode.NODES_CLOSED: (

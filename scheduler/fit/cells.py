@@ -68,7 +68,7 @@ def prior(
         name: workload class; None: derived from the shapes.
         unit_m: CPU pools: millicores of one accelerator.
         memory_mib: of one accelerator; None: by its data sheet. It decides what `auto` does with activations.
-        gang: the pods that share the memory's need, not the speed.
+        gang: the processes that share the memory's need, not the speed.
     """
     class_name = name or workload_class(model, batch)
     device = accelerator(key)
@@ -88,16 +88,16 @@ def prior(
         low=speed * (1 - error),
         high=speed * (1 + error),
         memory_mib=0 if known.name == "cpu" else need.device_mib,
-        host_memory_mib=0 if known.name == "cpu" else _pod_host_mib(need),
+        host_memory_mib=0 if known.name == "cpu" else _pod_host_mib(need, gang.per_pod),
         watts=known.watts,
         source=Source.FORMULA,
         limit=0.0 if device is None else speed_limit(model, known, count),
     )
 
 
-def _pod_host_mib(need: Footprint) -> int:
-    """What a pod with a GPU requests: with room for what the plan does not count, and for a per cent by which it may differ."""
-    return (need.host_bytes + need.host_bytes // 100 + HOST_RUNTIME_BYTES) // 2**20 + 1
+def _pod_host_mib(need: Footprint, processes: int) -> int:
+    """What a pod with GPUs requests: with room for what the plan does not count, and for a per cent by which it may differ."""
+    return processes * (need.host_bytes + need.host_bytes // 100 + HOST_RUNTIME_BYTES) // 2**20 + 1
 
 
 def priors(

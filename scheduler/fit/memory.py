@@ -32,10 +32,10 @@ With P parameters of w bytes (4 in float32, 2 in bfloat16), of which T are train
 A zeroth-order run has no gradients and no moments, keeps no activations, and in bfloat16 has the low halves as its state; it
 has moved copies of the largest block's weights and of those around the blocks.
 
-Over the N pods of a gang (`Gang`) the optimizer is s T / N, and so are the chunks and the buffers. Gradients are
+Over the N processes of a gang (`Gang`) the optimizer is s T / N, and so are the chunks and the buffers. Gradients are
 g T / N where they are divided, the weights that are trained as well where those are, beside the largest block's and
-those of what stands around the blocks. Pods that share sequences exchange a micro-batch's queries, and have room for them
-twice. A fixed order keeps sums of gradients, and pods exchange the largest group's.
+those of what stands around the blocks. Processes that share sequences exchange a micro-batch's queries, and have room for
+them twice. A fixed order keeps sums of gradients, and processes exchange the largest group's.
 
 All P are trained but those that `freeze` names, as far as their sizes are known from their names (`frozen`).
 The host also holds the model while it is made, and up to a gibibyte of it while the result is written. Beside all that a
@@ -92,15 +92,17 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """The pods that share each step of a run, one accelerator each."""
+    """The processes that share each step of a run, one accelerator each."""
 
     ranks: int = 1
     sharding: str = "optimizer"
     """What they divide: "optimizer", its state; "gradients", these too; "parameters", the weights too."""
     fixed_order: bool = False
+    per_pod: int = 1
+    """So many of them are in each pod, and share its host memory."""
 
     def sums(self, batch: BatchShape) -> int:
-        """Copies of its gradients, or of its part of them, that a pod keeps beside those it adds up."""
+        """Copies of its gradients, or of its part of them, that a process keeps beside those it adds up."""
         return (self._leaves(batch) // self.ranks).bit_length() - 1 if self.fixed_order else 0
 
     def keeps_leaves(self, batch: BatchShape) -> bool:
@@ -122,9 +124,10 @@ def state_bytes(batch: BatchShape) -> float:
     return moments + (0 if batch.dtype == "float32" else 2)
 
 
-def copies_mib(model: ModelShape, batch: BatchShape, ranks: int, parity: int) -> int:
-    """MiB on the host of each of `ranks` pods where the state is copied into their memory: two copies, with what rebuilds
-    those of `parity` lost pods, and the process that keeps them."""
+def copies_mib(model: ModelShape, batch: BatchShape, gang: Gang, parity: int) -> int:
+    """MiB on the host of each pod where the state is copied into their memory: two copies, with what rebuilds those of
+    `parity` lost processes, and the process that keeps them."""
+    ranks = gang.ranks
     trained = model.parameters - frozen_parameters(model, batch.freeze)
     saved = int(trained * (batch.weight_bytes + state_bytes(batch))) + _RANDOM_STATE_BYTES
     own = -(-saved // ranks) + _COPY_HEADER_BYTES
@@ -133,7 +136,7 @@ def copies_mib(model: ModelShape, batch: BatchShape, ranks: int, parity: int) ->
         own += _RANDOM_STATE_BYTES
         own = ranks * -(-own // ((ranks - parity) * _PARITY_GRAIN)) * _PARITY_GRAIN
         pieces = (3 + parity) * _PARITY_PIECE_BYTES
-    return -(-(2 * own + pieces + _SUPERVISOR_BYTES) // 2**20)
+    return -(-gang.per_pod * (2 * own + pieces + _SUPERVISOR_BYTES) // 2**20)
 
 
 def _scratch_bytes(batch: BatchShape, chunk: int) -> int:
@@ -235,7 +238,7 @@ def decided(
 def memory(model: ModelShape, batch: BatchShape, mode: str, gang: Gang = ALONE) -> Footprint:
     """What training needs on one accelerator and on its host; of `auto` activations, to keep them (see `decided`).
 
-    Of a gang, what one of its pods needs.
+    Of a gang, what one of its processes needs.
 
     Raises:
         ValueError: a mode that no formula describes.

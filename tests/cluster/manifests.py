@@ -63,7 +63,12 @@ def engine_job() -> JSON:
                 "threads": 1,
                 "seed": 0,
                 "maxBadSteps": 10,
-                "parallelism": {"order": "fixed", "sharding": "optimizer", "sequence": 1},
+                "parallelism": {
+                    "order": "fixed",
+                    "sharding": "optimizer",
+                    "sequence": 1,
+                    "processesPerPod": 1,
+                },
                 "evaluation": {"ngramOrder": 3},
             },
             "accelerators": ["cpu"],

@@ -89,6 +89,12 @@ def pods(least: int, most: int | None = None) -> Change:
     return {"spec/shape": {"minPods": least, "maxPods": most or least}}
 
 
+def several(processes: int, accelerators: int = 0, pods: int = 1, order: str = "fast") -> Change:
+    """Pods of several processes; of as many accelerators unless said."""
+    shape = {"minPods": pods, "maxPods": pods, "acceleratorsPerPod": accelerators or processes}
+    return {"spec/shape": shape, "spec/engine/parallelism": {"order": order, "processesPerPod": processes}}
+
+
 TRAINING = (
     Row(
         m.template_job,
@@ -108,7 +114,7 @@ TRAINING = (
     Row(
         m.engine_job,
         "spec",
-        "each pod of spec.engine, or each group of",
+        "each process of spec.engine, or each group of",
         {"spec/shape": {"maxPods": 5}, "spec/engine/batch": {"sequences": 8, "microBatch": 2}, **FAST},
         {"spec/shape": {"maxPods": 4}, "spec/engine/batch": {"sequences": 8, "microBatch": 2}, **FAST},
         blames="spec.shape",
@@ -116,7 +122,7 @@ TRAINING = (
     Row(
         m.engine_job,
         "spec",
-        "order: fixed needs 1, 2, 4 or 8 pods",
+        "order: fixed needs 1, 2, 4 or 8 processes",
         {"spec/shape": {"minPods": 1, "maxPods": 2}, "spec/engine/parallelism": {"order": "fixed"}},
         {"spec/shape": {"minPods": 2, "maxPods": 2}, "spec/engine/parallelism": {"order": "fixed"}},
         blames="spec.shape",
@@ -124,7 +130,7 @@ TRAINING = (
     Row(
         m.engine_job,
         "spec",
-        "order: fixed needs 1, 2, 4 or 8 pods",
+        "order: fixed needs 1, 2, 4 or 8 processes",
         {"spec/shape": {"minPods": 3, "maxPods": 3}, "spec/engine/parallelism": {"order": "fixed"}},
         {"spec/shape": {"minPods": 3, "maxPods": 3}, "spec/engine/parallelism": {"order": "fast"}},
         blames="spec.shape",
@@ -212,7 +218,7 @@ TRAINING = (
     Row(
         m.engine_job_with_adapters,
         "spec",
-        "engine.adapters are trained in one pod",
+        "engine.adapters are trained in one process",
         {"spec/shape": {"maxPods": 2}, **FAST},
         {"spec/shape": {"maxPods": 2}, "spec/engine/adapters": ..., **FAST},
         blames="spec.engine.adapters",
@@ -220,7 +226,7 @@ TRAINING = (
     Row(
         m.engine_job_with_adapters,
         "spec",
-        "engine.adapters are trained in one pod",
+        "engine.adapters are trained in one process",
         {"spec/checkpoint": {"memory": {"everySteps": 2}}},
         {"spec/checkpoint": {"everySteps": 2}},
         blames="spec.engine.adapters",
@@ -337,14 +343,14 @@ TRAINING = (
     Row(
         m.engine_job,
         "spec.engine.parallelism",
-        "pods that share sequences add up in the order fast",
+        "processes that share sequences add up in the order fast",
         {**pods(2), "spec/engine/parallelism": {"order": "fixed", "sequence": 2}},
         {**pods(2), "spec/engine/parallelism": {"order": "fast", "sequence": 2}},
     ),
     Row(
         m.engine_job,
         "spec",
-        "parallelism.sequence divides the pods",
+        "parallelism.sequence divides the processes",
         {**pods(1, 2), **SHARED},
         {**pods(2), **SHARED},
         blames="spec.shape",
@@ -352,7 +358,7 @@ TRAINING = (
     Row(
         m.engine_job,
         "spec",
-        "parallelism.sequence divides the pods",
+        "parallelism.sequence divides the processes",
         {**pods(3), **SHARED},
         {**pods(4), **SHARED},
         blames="spec.shape",
@@ -368,7 +374,7 @@ TRAINING = (
     Row(
         m.engine_job,
         "spec",
-        "each group of parallelism.sequence pods, needs a micro-batch of its own",
+        "each group of parallelism.sequence processes, needs a micro-batch of its own",
         {**pods(2), "spec/engine/batch": {"sequences": 1, "microBatch": 1}, **FAST},
         {**pods(2), "spec/engine/batch": {"sequences": 1, "microBatch": 1}, **SHARED},
         blames="spec.shape",
@@ -376,10 +382,49 @@ TRAINING = (
     Row(
         m.engine_job,
         "spec",
-        "parallelism.sharding divides the model among the pods of a gang",
+        "parallelism.sharding divides the model among several processes",
         {"spec/shape": {"maxPods": 1}, "spec/engine/parallelism": {"sharding": "gradients"}},
         {"spec/shape": {"maxPods": 2}, "spec/engine/parallelism": {"sharding": "gradients"}},
         blames="spec.shape",
+    ),
+    Row(
+        m.engine_job,
+        "spec",
+        "each process of a pod needs an accelerator",
+        several(2, accelerators=1),
+        several(2),
+        blames="spec.shape.acceleratorsPerPod",
+    ),
+    Row(
+        m.engine_job,
+        "spec",
+        "each process of spec.engine, or each group of",
+        {**several(2, pods=3), "spec/engine/batch": {"sequences": 8, "microBatch": 2}},
+        {**several(2, pods=2), "spec/engine/batch": {"sequences": 8, "microBatch": 2}},
+        blames="spec.shape",
+    ),
+    Row(
+        m.engine_job,
+        "spec",
+        "order: fixed needs 1, 2, 4 or 8 processes",
+        several(3, order="fixed"),
+        several(2, order="fixed"),
+        blames="spec.shape",
+    ),
+    Row(
+        m.engine_job,
+        "spec",
+        "mode: parameter-offload runs in one process; set shape.maxPods: 1 and remove parallelism",
+        {**several(2), "spec/engine/mode": "parameter-offload"},
+        {"spec/engine/parallelism": ..., "spec/engine/mode": "parameter-offload"},
+    ),
+    Row(
+        m.engine_job,
+        "spec",
+        "of so many pods the others cannot rebuild the parts",
+        {**several(8, pods=33), "spec/checkpoint": {"memory": {"everySteps": 2}}},
+        {**several(8, pods=32), "spec/checkpoint": {"memory": {"everySteps": 2}}},
+        blames="spec.checkpoint.memory.parity",
     ),
     Row(
         m.engine_job_from_weights,
@@ -612,7 +657,7 @@ TRAINING = (
     Row(
         m.engine_job,
         "spec.engine",
-        "pods that share sequences have parts of one length",
+        "processes that share sequences have parts of one length",
         {**pods(2), **SHARED, "spec/engine/lengthWarmup": {"start": 8, "steps": 10}},
         {**pods(2), **FAST, "spec/engine/lengthWarmup": {"start": 8, "steps": 10}},
         blames="spec.engine.lengthWarmup",
@@ -628,7 +673,7 @@ TRAINING = (
     Row(
         m.engine_job,
         "spec",
-        "checkpoint.memory.parity has to be less than shape.minPods, and at most 1 for more than 256 pods",
+        "parity has to be less than shape.minPods, and of more than 256 processes at most one may be lost at once",
         {"spec/checkpoint": {"memory": {"parity": 2}}, "spec/shape": {"minPods": 2, "maxPods": 4}, **FAST},
         {"spec/checkpoint": {"memory": {"parity": 2}}, "spec/shape": {"minPods": 3, "maxPods": 4}, **FAST},
         blames="spec.checkpoint.memory.parity",
@@ -636,7 +681,7 @@ TRAINING = (
     Row(
         m.engine_job,
         "spec",
-        "checkpoint.memory.parity has to be less than shape.minPods, and at most 1 for more than 256 pods",
+        "parity has to be less than shape.minPods, and of more than 256 processes at most one may be lost at once",
         {"spec/checkpoint": {"memory": {"parity": 2}}, "spec/shape": {"minPods": 4, "maxPods": 257}, **FAST},
         {"spec/checkpoint": {"memory": {"parity": 1}}, "spec/shape": {"minPods": 4, "maxPods": 257}, **FAST},
         blames="spec.checkpoint.memory.parity",

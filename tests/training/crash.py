@@ -129,7 +129,7 @@ def _supervise(
     own = "" if world.size == 1 else f"-{world.rank}"
     described = replace(run_from_manifest(manifest, claims, None, {}), world=world, patience=HURRIED)
     with status_file.with_name(f"supervisor{own}.txt").open("a", buffering=1) as log:
-        code = supervise(described, start, Lines("crash", log).note)
+        code = supervise(described, start, Lines("crash", log).error)
     sys.stdout.flush()
     os._exit(code)
 

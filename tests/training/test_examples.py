@@ -21,7 +21,7 @@ from busbar.workloads.training.errors import InfeasiblePlan
 from busbar.workloads.training.job import parse_job
 from busbar.workloads.training.model import measure_demand, open_model
 from busbar.workloads.training.plan import MemoryLimits
-from busbar.workloads.training.plan_command import answers_for
+from busbar.workloads.training.plan_command import answers_for, machine_of
 from busbar.workloads.training.rows import RowReader
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -45,7 +45,7 @@ def test_the_demos_job_fits_its_device_with_offload_and_not_without() -> None:
 def test_the_model_that_is_larger_than_its_device_fits_with_its_weights_on_the_host_alone(
     tmp_path: Path,
 ) -> None:
-    answer = answers_for(EXAMPLES / "train-larger-than-device.yaml", "cpu", None, None, 1, tmp_path)[""]
+    answer = answers_for(EXAMPLES / "train-larger-than-device.yaml", machine_of("cpu"), 1, tmp_path)[""]
     assert [mode for mode, found in answer["modes"].items() if found["fits"]] == ["parameter-offload", "auto"]
     assert 4 * answer["parameters"] > 9.5 * answer["deviceBytes"]
     plan = answer["modes"]["auto"]["plan"]

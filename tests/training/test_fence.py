@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from tests.free_port import free_port
+from tests.training.pod import Pod
 from tests.training.small import with_text
 from tests.training.states import write_state
-from tests.training.test_pod import Pod
 
 from busbar.workloads.training import fence as fences
 from busbar.workloads.training.checkpoint import CheckpointFolder

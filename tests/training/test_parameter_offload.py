@@ -194,7 +194,10 @@ def test_evaluation_runs_through_the_slots() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"ranks": 2}, "it runs in one process, and the job has 2 pods; set shape.maxPods: 1"),
+        (
+            {"ranks": 2},
+            "it runs in one process, and the job has 2; set shape.maxPods: 1, and remove parallelism",
+        ),
         ({"fixed_order": True}, "not in a fixed tree; remove parallelism.order: fixed"),
         ({"activations": "keep"}, "it recomputes activations, .*; remove activations: keep"),
         ({"recompute_bytes": None}, "no list of blocks that can be computed again; take another mode"),

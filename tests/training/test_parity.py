@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from busbar.kube.types.checkpoint import MOST_PODS_OF_PARITIES
+from busbar.kube.types.checkpoint import MOST_PROCESSES_OF_PARITIES
 from busbar.workloads.training import parity
 from busbar.workloads.training.gang_copies import Bytes, add_times
 from busbar.workloads.training.parity import Stripes
@@ -98,7 +98,7 @@ def test_what_cannot_be_is_refused(ranks: int, lost: int) -> None:
 
 
 def test_the_api_knows_how_many_ranks_the_field_has_elements_for() -> None:
-    assert MOST_PODS_OF_PARITIES == parity.MOST_RANKS
+    assert MOST_PROCESSES_OF_PARITIES == parity.MOST_RANKS
 
 
 def test_equations_without_a_single_solution_are_refused() -> None:

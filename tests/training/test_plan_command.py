@@ -47,7 +47,7 @@ from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.layouts import layouts
 from busbar.workloads.training.plan import COPIES, PREPARATION_BYTES, MemoryLimits, copy_bytes
-from busbar.workloads.training.plan_command import answers_for, demand_of, over_ranks, plan
+from busbar.workloads.training.plan_command import answers_for, demand_of, machine_of, over_ranks, plan
 
 CONFIG_13B: dict[str, Any] = {
     "model_type": "llama",
@@ -176,7 +176,7 @@ def test_the_longest_sequence_fits_and_one_token_more_does_not(tmp_path: Path) -
     [
         (["--gpu", "X9"], "--gpu: X9 is not known"),
         (["--hbm", "lots"], "--hbm: lots"),
-        (["--pods", "99"], "not enough for 99 pods"),
+        (["--pods", "99"], "not enough for 99 processes"),
     ],
 )
 def test_bad_options_are_named(options: list[str], said: str, tmp_path: Path) -> None:
@@ -188,13 +188,13 @@ def test_bad_options_are_named(options: list[str], said: str, tmp_path: Path) ->
 def test_pods_share_the_state(tmp_path: Path) -> None:
     """Everything else is whole on each; what a pod holds is that of the engine's own plan for its rank."""
     path = job(tmp_path)
-    one, two = (answers_for(path, "cpu", None, None, pods, tmp_path)[""] for pods in (1, 2))
+    one, two = (answers_for(path, machine_of("cpu"), pods, tmp_path)[""] for pods in (1, 2))
     alone, shared = (answer["modes"]["resident"]["plan"]["device"] for answer in (one, two))
     assert shared["optimizer"] == pytest.approx(alone["optimizer"] / 2, rel=0.01)
     assert shared["parameters"] == pytest.approx(alone["parameters"], rel=0.01)
     assert alone.get("exchange", 0) == 0 < shared["exchange"]
     ran = CliRunner().invoke(plan, [str(path), "--pods", "2"])
-    assert "that of each of 2 pods, which divide the optimizer's state." in ran.output
+    assert "that of one process of 2 pods: they divide the optimizer's state." in ran.output
 
 
 def test_copies_in_memory_and_the_room_for_snapshots_are_those_of_a_pod(tmp_path: Path) -> None:
@@ -204,14 +204,15 @@ def test_copies_in_memory_and_the_room_for_snapshots_are_those_of_a_pod(tmp_path
     document["spec"]["checkpoint"] = {"memory": {"everySteps": 10}}
     path.write_text(yaml.safe_dump(document))
     plans = [
-        answers_for(path, "H100", None, "64Gi", pods, tmp_path)[""]["modes"]["resident"] for pods in (1, 4)
+        answers_for(path, machine_of("H100", host="64Gi"), pods, tmp_path)[""]["modes"]["resident"]
+        for pods in (1, 4)
     ]
     alone, four = (each["plan"]["host"]["copies"] for each in plans)
     assert four == pytest.approx(alone / 4 * 4 / 3, rel=0.01)  # a quarter each, and a third of that of parity
     assert not any(each["checkpointBlocks"] for each in plans)  # 64 GiB have room
     ran = CliRunner().invoke(plan, [str(path), "--gpu", "H100", "--host", "64Gi", "--pods", "4"])
     assert re.search(
-        r"\(checkpoint\.memory\) take .* of a pod's host, and 1 of 4 pods may be lost\.", ran.output
+        r"\(checkpoint\.memory\) take .* of a process's host, and 1 of 4 pods may be lost\.", ran.output
     )
     assert "no room" not in ran.output
 
@@ -314,7 +315,24 @@ def test_state_on_disk_trains_what_the_host_has_no_room_for_and_says_so(tmp_path
     file = job(tmp_path, mode="auto", scratchDisk="130Gi")
     ran = CliRunner().invoke(plan, [str(file), "--gpu", "L4", "--host", "64Gi"])
     assert ran.exit_code == 0
-    assert "of state are on disk: each step reads them and writes them back" in ran.output
+    assert "of state are on disk: each step reads them and writes them back, in a time that the" in ran.output
+
+
+def test_a_disk_of_a_known_rate_is_timed_and_refused_where_it_is_hopeless(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"mode": "parameter-offload", "scratchDisk": "130Gi"}
+    code, answer = ask(tmp_path, "--gpu", "H200", "--host", "64Gi", "--disk", "3G", **given)
+    chosen = answer["modes"]["parameter-offload"]
+    assert code == 0
+    assert chosen["diskSecondsPerStep"] == pytest.approx(2 * chosen["plan"]["diskBytes"] / 3e9)
+    assert chosen["checkpointSeconds"] == pytest.approx(chosen["plan"]["checkpointBytes"] / 3e9)
+    path = str(job(tmp_path, **given))
+    ran = CliRunner().invoke(plan, [path, "--gpu", "H200", "--host", "64Gi", "--disk", "3G"])
+    assert re.search(r"writes them back, in \d+(\.\d)? s if nothing hides them, on top of", ran.output)
+    assert re.search(r"A checkpoint has .*, which the disk takes in \d+(\.\d)? s\.", ran.output)
+    code, answer = ask(tmp_path, "--gpu", "H200", "--host", "64Gi", "--disk", "50M", **given)
+    assert (code, answer["fits"]) == (2, False)
+    assert "more than 600 s are refused" in answer["modes"]["parameter-offload"]["why"]
+    assert answer["modes"]["resident"].get("diskSecondsPerStep") is None
 
 
 @pytest.mark.parametrize("sharding", ["optimizer", "gradients", "parameters"])
@@ -528,29 +546,32 @@ def test_an_adapter_fits_where_training_everything_does_not(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("config", [TINY, GPT2, CONFIG_13B], ids=["tiny", "gpt2", "13b"])
 @pytest.mark.parametrize(
-    ("mode", "pods"),
+    ("mode", "pods", "each"),
     [
-        ("resident", 1),
-        ("resident", 4),
-        ("optimizer-offload", 1),
-        ("optimizer-offload", 4),
-        ("parameter-offload", 1),
+        ("resident", 1, 1),
+        ("resident", 4, 1),
+        ("resident", 1, 4),
+        ("optimizer-offload", 1, 1),
+        ("optimizer-offload", 4, 1),
+        ("optimizer-offload", 2, 2),
+        ("parameter-offload", 1, 1),
     ],
 )
 @pytest.mark.parametrize("copied", [False, True], ids=["", "copied"])
 def test_a_pod_with_the_memory_that_the_scheduler_asks_for_has_room_for_the_plan(
-    config: dict[str, Any], mode: str, pods: int, copied: bool, tmp_path: Path
+    config: dict[str, Any], mode: str, pods: int, each: int, copied: bool, tmp_path: Path
 ) -> None:
-    path = job(
-        tmp_path, mode=mode, model={"config": config}, data={"uri": "pvc://text", "sequenceLength": 512}
-    )
+    """`each` are the processes of a pod."""
+    data, parallelism = {"uri": "pvc://text", "sequenceLength": 512}, {"processesPerPod": each}
+    path = job(tmp_path, mode=mode, model={"config": config}, data=data, parallelism=parallelism)
     document = yaml.safe_load(path.read_text())
-    document["spec"]["shape"] = {"minPods": pods, "maxPods": pods}
+    document["spec"]["shape"] = {"minPods": pods, "maxPods": pods, "acceleratorsPerPod": each}
     document["spec"]["checkpoint"] = {"memory": {"everySteps": 10} if copied else None}
     path.write_text(yaml.safe_dump(document))
     shape, batch = ModelShape.from_config(config), BatchShape(8, 512, 1, "bfloat16")
-    host_mib = prior(shape, batch, mode, "H200", gang=Gang(pods)).host_memory_mib
-    host_mib += copies_mib(shape, batch, pods, min(1, pods - 1)) if copied else 0
+    gang = Gang(pods * each, per_pod=each)
+    host_mib = prior(shape, batch, mode, "H200", gang=gang).host_memory_mib
+    host_mib += copies_mib(shape, batch, gang, min(1, pods - 1) * each) if copied else 0
     options = ["--gpu", "H200", "--hbm", "400Gi", "--host", f"{host_mib}Mi", "--pods", str(pods)]
     ran = CliRunner().invoke(plan, [str(path), *options])
     assert ran.exit_code == 0, ran.output
@@ -560,6 +581,6 @@ def test_both_keep_as_much_free_for_python_the_driver_and_the_supervisor() -> No
     assert HOST_RUNTIME_BYTES == CUDA_RESERVE_BYTES + PREPARATION_BYTES
     shape, batch = ModelShape.from_config(GPT2), BatchShape(8, 512, 1, "bfloat16")
     demand = replace(demand_of(shape, batch), memory_copies=COPIES)
-    assert copies_mib(shape, batch, 1, 0) == pytest.approx(
+    assert copies_mib(shape, batch, Gang(), 0) == pytest.approx(
         (copy_bytes(demand) + SUPERVISOR_BYTES) / 2**20, abs=1.0
     )

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import httpx2 as httpx
 import pytest
 import torch
 from safetensors.torch import load_file
 from tests.free_port import free_port
-from tests.training.small import engine, manifest, with_text
-from tests.training.test_status_server import BEARERS, COMMAND, TOKEN
+from tests.training.pod import Pod
+from tests.training.small import manifest, with_text
+from tests.training.test_status_server import COMMAND
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from busbar.kube.contracts.workload import DOES_NOT_FIT
@@ -31,70 +27,6 @@ from busbar.workloads.training.run import run
 from busbar.workloads.training.status import Status
 
 STEPS = 250
-ROOT = Path(__file__).parents[2]
-
-
-class Pod:
-    """A process with the variables that the operator sets."""
-
-    def __init__(
-        self, folder: Path, attempt: int, port: int, copies: dict[str, int] | None = None, **changes: Any
-    ) -> None:
-        """`copies` is what the job says of those in memory."""
-        for role, bearer in BEARERS.items():
-            (folder / role).write_text(bearer)
-        environment = os.environ | {
-            "PYTHONPATH": str(ROOT / ".src"),
-            "BUSBAR_SPEC": json.dumps(engine(**changes)),
-            "BUSBAR_CHECKPOINT": json.dumps({"everySteps": 100_000, "memory": copies}),
-            "BUSBAR_OUTPUT_DIR": str(folder / "model"),
-            "BUSBAR_CHECKPOINT_DIR": str(folder / "checkpoints"),
-            "BUSBAR_DATA_DIR": str(folder / "text"),
-            "BUSBAR_BEARERS_DIR": str(folder),
-            "BUSBAR_PORT": str(port),
-            "BUSBAR_JOB_NAME": "small",
-            "BUSBAR_NAMESPACE": "demo",
-            "BUSBAR_JOB_UID": "uid-1",
-            "BUSBAR_ATTEMPT": str(attempt),
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "busbar.workloads.training"],
-            env=environment,
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.client = httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30
-        )
-
-    def status(self) -> dict[str, Any]:
-        document: dict[str, Any] = self.client.get("/status").json()
-        return document
-
-    def crash(self) -> None:
-        """Kill the trainer, and not the supervisor, which is the pod's first process."""
-        process = self.process.pid
-        (trainer,) = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-        os.kill(int(trainer), signal.SIGKILL)
-
-    def wait_for_step(self, step: int, limit_s: float = 120) -> dict[str, Any]:
-        """Poll as the operator does until `step` steps are done."""
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline and self.process.poll() is None:
-            try:
-                if (status := self.status())["step"] >= step:
-                    return status
-            except httpx.TransportError:
-                pass
-            time.sleep(0.02)
-        raise AssertionError(f"no step {step}: {self.process.stdout.read() if self.process.stdout else ''}")
-
-    def end(self, limit_s: float = 120) -> tuple[int, str]:
-        output, _ = self.process.communicate(timeout=limit_s)
-        self.client.close()
-        return self.process.returncode, output
 
 
 @pytest.fixture(scope="module")

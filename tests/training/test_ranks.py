@@ -416,7 +416,7 @@ def _divided(sequences: int, micro_batch: int, ranks: int, order: str) -> list[l
 @pytest.mark.parametrize("order", ["fast", "fixed"])
 def test_every_micro_batch_is_computed_once(ranks: int, order: str) -> None:
     if order == "fixed" and 8 % ranks:
-        with pytest.raises(InvalidJob, match=f"8 parts, which {ranks} pods cannot share evenly"):
+        with pytest.raises(InvalidJob, match=f"8 parts, which {ranks} processes cannot share evenly"):
             _divided(16, 1, ranks, order)
         return
     runs = _divided(16, 1, ranks, order)
@@ -424,7 +424,7 @@ def test_every_micro_batch_is_computed_once(ranks: int, order: str) -> None:
 
 
 def test_more_pods_than_micro_batches_are_refused() -> None:
-    with pytest.raises(InvalidJob, match="2 micro-batches a step, which are not enough for 3 pods"):
+    with pytest.raises(InvalidJob, match="2 micro-batches a step, which are not enough for 3 processes"):
         divide(8, 4, 3, "fast")
 
 

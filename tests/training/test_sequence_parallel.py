@@ -235,9 +235,9 @@ def test_what_can_be_shared_is_not() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: divide(4, 1, 3, "fast", 2), "3 pods make no groups of so many"),
-        (lambda: divide(4, 1, 2, "fixed", 2), "fixed does not hold for sequences that pods share"),
-        (lambda: divide(2, 1, 6, "fast", 2), "not enough for 3 groups of 2 pods"),
+        (lambda: divide(4, 1, 3, "fast", 2), "3 processes make no groups of so many"),
+        (lambda: divide(4, 1, 2, "fixed", 2), "fixed does not hold for sequences that processes share"),
+        (lambda: divide(2, 1, 6, "fast", 2), "not enough for 3 groups of 2 processes"),
     ],
 )
 def test_pods_that_make_no_groups_are_refused(call: Callable[[], object], words: str) -> None:
@@ -299,10 +299,10 @@ def test_a_plan_says_how_many_pods_share_a_sequence_and_how_long_it_may_be(tmp_p
         arguments = [str(file), "--gpu", "H100", "--pods", str(pods), "--longest"]
         longest[pods] = json.loads(CliRunner().invoke(plan, [*arguments, "--json"]).output)["longest"]
         said = CliRunner().invoke(plan, arguments).output
-        assert ("2 pods share each sequence" in said) == (pods == 2)
+        assert ("2 processes share each sequence" in said) == (pods == 2)
     one, shared = (longest[pods]["resident"]["recompute"] for pods in (1, 2))
     assert shared == pytest.approx(2 * one, rel=0.02)
     assert shared % 2 == 0
     refused = CliRunner().invoke(plan, [str(file), "--gpu", "H100", "--pods", "3"])
     assert refused.exit_code != 0
-    assert "3 pods make no groups" in refused.output
+    assert "3 processes make no groups" in refused.output

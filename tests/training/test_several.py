@@ -256,7 +256,7 @@ def test_gangs_and_copies_in_memory_are_refused_for_several_adapters(tmp_path: P
         given = job()
         given["spec"][field] = value
         with pytest.raises(
-            InvalidJob, match=r"engine\.adapters are trained in one pod, without checkpoint\.memory"
+            InvalidJob, match=r"engine\.adapters are trained in one process, without checkpoint\.memory"
         ):
             run_from_manifest(given, tmp_path, None, {})
 

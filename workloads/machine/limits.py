@@ -30,8 +30,9 @@ def host_limit_bytes(
     meminfo: Path = Path("/proc/meminfo"),
     reserve: int = RESERVE_BYTES,
     membership: Path = Path("/proc/self/cgroup"),
+    processes: int = 1,
 ) -> int | None:
-    """Bytes that may still be allocated, or None where nothing is known.
+    """Bytes that this process, one of so many alike, may still allocate, or None where nothing is known.
 
     In a container the root of the tree is the container's own cgroup. Elsewhere each cgroup on the way from the root to
     that of this process may have a limit (`systemd-run -p MemoryMax=`), and the tightest counts.
@@ -42,7 +43,7 @@ def host_limit_bytes(
         for folder in _own_folders(cgroup / tree, membership, tree)
     )
     free = [size for size in (*found, _available(meminfo)) if size is not None]
-    return max(0, min(free) - reserve) if free else None
+    return max(0, min(free) // processes - reserve) if free else None
 
 
 class PeakMeter:

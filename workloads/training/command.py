@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from busbar.kube.contracts.workload import Env
 
 if TYPE_CHECKING:
     from busbar.workloads.training.control import Control
@@ -23,8 +26,9 @@ Examples:
   busbar train job.yaml --output ./model --steps 50
   busbar train job.yaml --mode optimizer-offload --device-memory 128Mi
 
-The same manifest runs in a cluster with `busbar apply`. Alone, pvc://claim/path is the folder
-CLAIMS/claim/path. Run it again to resume; Ctrl-C saves first.
+The same manifest runs in a cluster with `busbar apply`. Here it is one pod, of as many processes as
+parallelism.processesPerPod says, and pvc://claim/path is the folder CLAIMS/claim/path. Run it again to
+resume; Ctrl-C saves first.
 """
 
 
@@ -67,8 +71,10 @@ def train(
 ) -> None:
     from busbar.workloads.training.environment import fix_threads, read_manifest, run_from_manifest
     from busbar.workloads.training.errors import TrainingError
-    from busbar.workloads.training.report import Lines
+    from busbar.workloads.training.processes import launch, of_ranks, on_this_machine, same_command
+    from busbar.workloads.training.report import lines_of
     from busbar.workloads.training.run import INVALID
+    from busbar.workloads.training.world import ALONE, world_of
 
     overrides = {
         "mode": mode,
@@ -77,31 +83,37 @@ def train(
         "steps": steps,
     }
     try:
-        described = run_from_manifest(read_manifest(job), claims, output, overrides)
+        world = world_of(os.environ) if Env.LOCAL_RANK in os.environ else ALONE
+        described = run_from_manifest(read_manifest(job), claims, output, overrides, world)
     except TrainingError as problem:
         named = str(problem).startswith(str(job))
         click.echo(f"error: {problem}" if named else f"error: {job}: {problem}", err=True)
         sys.exit(INVALID)
+    processes = described.spec.processes
+    if processes > 1 and world == ALONE:
+        sys.exit(launch(same_command(), of_ranks(on_this_machine(processes))))
     fix_threads(described.threads)
     if described.checkpoint.memory is None:
         sys.exit(_train(described, port, plain))
     from busbar.workloads.training.supervisor import supervise
 
-    sys.exit(supervise(described, lambda run: _train(run, port, plain), Lines(described.name).note))
+    sys.exit(supervise(described, lambda run: _train(run, port, plain), lines_of(described).error))
 
 
 def _train(described: Run, port: int | None, plain: bool) -> int:
     """Exit code of the whole run."""
     from busbar.workloads.training.control import Control, stop_on_signals
-    from busbar.workloads.training.report import Bar, Lines
+    from busbar.workloads.training.processes import end_at_once
+    from busbar.workloads.training.report import Bar, lines_of
     from busbar.workloads.training.run import INVALID, run
     from busbar.workloads.training.several import status_of
 
     status, control = status_of(described), Control()
     stop_on_signals(control)
-    reporter: Reporter = Bar() if sys.stdout.isatty() and not plain else Lines(described.name)
+    alone = described.world.size == 1
+    reporter: Reporter = Bar() if alone and sys.stdout.isatty() and not plain else lines_of(described)
     try:
-        server = _serve(status, control, reporter, port)
+        server = _serve(status, control, reporter, port if described.world.speaks_for_pod else None)
     except OSError as problem:
         reporter.close()
         click.echo(f"error: --port {port}: {problem.strerror}; choose another, or 0 for a free one", err=True)
@@ -109,6 +121,8 @@ def _train(described: Run, port: int | None, plain: bool) -> int:
     code = run(described, status, control, reporter)
     if server is not None:
         server.close()
+    if not alone:
+        end_at_once(code)
     return code
 
 

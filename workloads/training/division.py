@@ -91,13 +91,13 @@ def divide(sequences: int, micro_batch: int, ranks: int, order: str, sequence: i
     if ranks % sequence:
         raise InvalidJob(
             SEQUENCE_FIELD,
-            f"is {sequence}, and {ranks} pods make no groups of so many",
-            f"take {sequence} pods, or a multiple of it",
+            f"is {sequence}, and {ranks} processes make no groups of so many",
+            f"take {sequence} processes, or a multiple of it",
         )
     if sequence > 1 and order == FIXED:
         raise InvalidJob(
             "spec.engine.parallelism.order",
-            "fixed does not hold for sequences that pods share: their sums are rounded by the number of pods",
+            "fixed does not hold for sequences that processes share: their sums are rounded by the number of processes",
             "set order: fast, or remove parallelism.sequence",
         )
     ranks //= sequence
@@ -106,14 +106,14 @@ def divide(sequences: int, micro_batch: int, ranks: int, order: str, sequence: i
     if ranks > division.micro_batches:
         raise InvalidJob(
             "spec.shape.maxPods",
-            f"{parts}, which are not enough for {ranks} {'pods' if sequence == 1 else f'groups of {sequence} pods'}",
-            f"raise batch.sequences to {ranks * micro_batch}, lower batch.microBatch, or take fewer pods",
+            f"{parts}, which are not enough for {ranks} {'processes' if sequence == 1 else f'groups of {sequence} processes'}",
+            f"raise batch.sequences to {ranks * micro_batch}, lower batch.microBatch, or take fewer processes",
         )
     if order == FIXED and division.leaves % ranks:
         raise InvalidJob(
             "spec.engine.parallelism.order",
-            f"{parts}; a fixed order adds them up in {division.leaves} parts, which {ranks} pods cannot share evenly",
-            f"take a number of pods that divides {division.leaves}, or order: fast",
+            f"{parts}; a fixed order adds them up in {division.leaves} parts, which {ranks} processes cannot share evenly",
+            f"take a number of processes that divides {division.leaves}, or order: fast",
         )
     return division
 

@@ -23,7 +23,7 @@ from busbar.workloads.training.job import (
 from busbar.workloads.training.paths import Places, find_places, newest_facts
 from busbar.workloads.training.run import Run
 from busbar.workloads.training.settings import EngineSpec
-from busbar.workloads.training.world import world_of
+from busbar.workloads.training.world import ALONE, World, world_of
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
@@ -45,9 +45,10 @@ def run_from_pod(environment: Mapping[str, str]) -> Run:
     ]
     name = f"{environment.get(Env.NAMESPACE, 'default')}/{environment.get(Env.JOB_NAME, 'job')}"
     owner = environment.get(Env.JOB_UID, name)
-    cores = usable_processors()
+    world, cores = world_of(environment), usable_processors()
     if Env.CPU_MILLICORES in environment:
-        cores = max(1, min(cores, int(environment[Env.CPU_MILLICORES]) // 1000))
+        cores = min(cores, int(environment[Env.CPU_MILLICORES]) // 1000)
+    cores = max(1, cores // world.per_pod)
     return _joined(
         Run(
             spec=spec,
@@ -59,16 +60,22 @@ def run_from_pod(environment: Mapping[str, str]) -> Run:
             attempt=int(environment.get(Env.ATTEMPT, "1")),
             replacement=int(environment.get(Env.REPLACEMENT, "0")),
             grace_s=float(environment[Env.GRACE_SECONDS]) if Env.GRACE_SECONDS in environment else None,
-            termination_log=Path(TERMINATION_LOG),
-            world=world_of(environment),
+            termination_log=Path(TERMINATION_LOG) if world.speaks_for_pod else None,
+            world=world,
             part=part,
         )
         for (part, spec), place in zip(runs, places, strict=True)
     )
 
 
-def run_from_manifest(manifest: Any, claims: Path, output: Path | None, overrides: Mapping[str, Any]) -> Run:
-    """The run that a TrainingJob manifest describes, alone on this machine. Raises InvalidJob."""
+def run_from_manifest(
+    manifest: Any,
+    claims: Path,
+    output: Path | None,
+    overrides: Mapping[str, Any],
+    world: World = ALONE,
+) -> Run:
+    """The run that a TrainingJob manifest describes, on this machine alone. Raises InvalidJob."""
     given_spec = manifest.get("spec") if isinstance(manifest, dict) else None
     given_engine = given_spec.get("engine") if isinstance(given_spec, dict) else None
     if isinstance(given_engine, dict):
@@ -83,6 +90,7 @@ def run_from_manifest(manifest: Any, claims: Path, output: Path | None, override
     checkpoint_uri = None if output is not None else job.spec.checkpoint.uri
     uri, policy = job.spec.output.uri, checkpoint_policy(job.spec.checkpoint)
     places = [_places(part, spec, uri, checkpoint_uri, claims, given) for part, spec in runs]
+    cores = max(1, usable_processors() // world.per_pod)
     owners = [f"local-{spec.identity}" for _, spec in runs]
     return _joined(
         Run(
@@ -91,8 +99,9 @@ def run_from_manifest(manifest: Any, claims: Path, output: Path | None, override
             places=place,
             name=job.metadata.name or "job",
             owner=owner,
-            threads=_threads(spec, place, None if policy.adopt else owner, usable_processors()),
+            threads=_threads(spec, place, None if policy.adopt else owner, cores),
             attempt=1,
+            world=world,
             part=part,
         )
         for (part, spec), place, owner in zip(runs, places, owners, strict=True)

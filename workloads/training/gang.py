@@ -157,6 +157,11 @@ class Together:
             more = f" (and {len(different) - 3} more differences)" if len(different) > 3 else ""
             raise RanksDiffer("; ".join(different[:3]) + more)
 
+    def least(self, room: int | None) -> int | None:
+        """The smallest of the ranks' rooms, so that all make the same plan; None: no rank knows a limit."""
+        known = [each for each in self.ranks.gather((room,)) if each[0] is not None]
+        return min(known)[0] if known else None
+
     def any(self, *wishes: bool) -> list[bool]:
         """Whether any rank wants each of these things."""
         return [bool(each) for each in self.ranks.most([int(wish) for wish in wishes])]

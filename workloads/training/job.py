@@ -66,6 +66,7 @@ _NEUTRAL = {
     "threads",
     "adapter.merge",
     "parallelism.sharding",
+    "parallelism.processesPerPod",
     "data.onBadRow",  # a run that goes on met none, or left them out from the start
 }
 
@@ -175,7 +176,8 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         state=engine.state.value,
         schedule=engine.schedule.value,
         order=DEFAULT_ORDER if engine.parallelism is None else engine.parallelism.order.value,
-        sequence=engine.pods_per_sequence,
+        sequence=engine.processes_per_sequence,
+        processes=engine.processes_per_pod,
         sharding=DEFAULT_SHARDING if engine.parallelism is None else engine.parallelism.sharding.value,
         scratch_disk_bytes=0 if engine.scratch_disk is None else to_bytes(engine.scratch_disk),
     )

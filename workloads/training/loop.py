@@ -148,7 +148,7 @@ class Loop:
         try:
             work()
         except CheckpointError as problem:
-            self.reporter.note(f"error: {problem}")
+            self.reporter.error(str(problem))
             self.status.update(message=str(problem))
             return str(problem)
         return None

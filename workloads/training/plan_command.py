@@ -29,6 +29,7 @@ Examples:
   busbar plan job.yaml --gpu H200 --host 128Gi
   busbar plan job.yaml --gpu H200 --hbm 70Gi --host 64Gi
   busbar plan job.yaml --gpu H100 --longest
+  busbar plan job.yaml --gpu A100 --host 256Gi --disk 3G
   busbar plan examples/train-python-stdlib.yaml
 
 Exit code 0: the job's mode fits; 2: it does not, or the job cannot run as it is.
@@ -38,14 +39,16 @@ MODES = ("resident", "optimizer-offload", "parameter-offload", "auto")
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine in question: an accelerator by name (`cpu`: none), and the bytes of both memories."""
+    """The machine in question: an accelerator by name (`cpu`: none), the bytes of both memories, and the bytes per second of
+    its disk."""
 
     accelerator: Accelerator
     device_bytes: int | None
     host_bytes: int | None
+    disk_bytes_per_s: int | None = None
 
-    def limits(self, device_memory: int | None, scratch_disk: int = 0) -> MemoryLimits:
-        """The bytes that the plan may use: without those of Python, torch and the driver."""
+    def limits(self, device_memory: int | None, scratch_disk: int = 0, processes: int = 1) -> MemoryLimits:
+        """The bytes that the plan of one of so many processes may use: without those of Python, torch and the driver."""
         from busbar.scheduler.fit.memory import RUNTIME_BYTES
         from busbar.workloads.machine.limits import CUDA_RESERVE_BYTES, RESERVE_BYTES
         from busbar.workloads.training.plan import MemoryLimits
@@ -54,8 +57,14 @@ class Machine:
         whole = None if self.device_bytes is None else self.device_bytes - (0 if on_cpu else RUNTIME_BYTES)
         sizes = [size for size in (whole, device_memory) if size is not None]
         reserve = RESERVE_BYTES if on_cpu else CUDA_RESERVE_BYTES
-        host = None if self.host_bytes is None else max(0, self.host_bytes - reserve)
+        host = None if self.host_bytes is None else max(0, self.host_bytes // processes - reserve)
         return MemoryLimits(min(sizes, default=None), host, on_cpu, whole, scratch_disk)
+
+    def disk_seconds(self, size: int, times: int = 1) -> float | None:
+        """For the disk to move so many bytes so often; None: there are none, or its rate is not known."""
+        if not size or self.disk_bytes_per_s is None:
+            return None
+        return times * size / self.disk_bytes_per_s
 
 
 @click.command(
@@ -66,7 +75,14 @@ class Machine:
     "--gpu", metavar="NAME", default="cpu", help="Accelerator, such as H200.  [default: none, a CPU]"
 )
 @click.option("--hbm", metavar="QUANTITY", help="Its memory.  [default: by its data sheet]")
-@click.option("--host", metavar="QUANTITY", help="The host's memory for this job.  [default: not limited]")
+@click.option(
+    "--host", metavar="QUANTITY", help="The host's memory for a pod of this job.  [default: not limited]"
+)
+@click.option(
+    "--disk",
+    metavar="QUANTITY",
+    help="Bytes per second that its disk reads, and writes, such as 3G.  [default: not known]",
+)
 @click.option("--pods", type=click.IntRange(min=1), default=1, show_default=True, help="Pods of the gang.")
 @click.option(
     "--claims",
@@ -82,6 +98,7 @@ def plan(
     gpu: str,
     hbm: str | None,
     host: str | None,
+    disk: str | None,
     pods: int,
     claims: Path,
     longest: bool,
@@ -90,7 +107,7 @@ def plan(
     from busbar.workloads.training.errors import TrainingError
 
     try:
-        answers = answers_for(job, gpu, hbm, host, pods, claims, longest=longest)
+        answers = answers_for(job, machine_of(gpu, hbm, host, disk), pods, claims, longest=longest)
     except TrainingError as problem:
         click.echo(f"error: {problem}", err=True)
         sys.exit(2)
@@ -105,9 +122,7 @@ def plan(
 
 def answers_for(
     job: Path,
-    gpu: str,
-    hbm: str | None,
-    host: str | None,
+    machine: Machine,
     pods: int,
     claims: Path,
     *,
@@ -118,7 +133,6 @@ def answers_for(
     from busbar.workloads.training.errors import InvalidJob
     from busbar.workloads.training.job import engine_runs, parse_job
 
-    machine = _machine(gpu, hbm, host)
     parsed = parse_job(read_manifest(job))
     if parsed.spec.engine is None:
         raise InvalidJob("spec.template", "an own image has no plan", "give spec.engine")
@@ -153,7 +167,8 @@ def answer_for(
 
     batch = batch_shape(spec)
     shape, positions = _shape(spec, claims)
-    division = divide(spec.batch.sequences, spec.batch.micro_batch, pods, spec.order, spec.sequence)
+    processes = pods * spec.processes
+    division = divide(spec.batch.sequences, spec.batch.micro_batch, processes, spec.order, spec.sequence)
     if spec.sequence > 1:
         divide_sequence(spec.data.sequence_length, shape.heads, shape.kv_heads, spec.sequence)
 
@@ -162,11 +177,11 @@ def answer_for(
             shape, of, evaluates=spec.evaluation is not None, adapter=spec.adapter, schedule=spec.schedule
         )
         if parity is not None:
-            whole = replace(whole, memory_copies=COPIES, parity=parity)
+            whole = replace(whole, memory_copies=COPIES, parity=parity * spec.processes)
         return over_ranks(whole, division, spec.sharding)
 
     demand = needed(batch)
-    limits = machine.limits(spec.device_memory_bytes, spec.scratch_disk_bytes)
+    limits = machine.limits(spec.device_memory_bytes, spec.scratch_disk_bytes, spec.processes)
     modes = {mode: _mode(mode, shape, batch, demand, limits, machine) for mode in MODES}
     answer: dict[str, Any] = {
         "parameters": shape.parameters,
@@ -176,9 +191,10 @@ def answer_for(
         "unknownPatterns": unknown_patterns(shape, spec.freeze),
         "accelerator": machine.accelerator.name,
         "pods": pods,
+        "processesPerPod": spec.processes,
         "sharding": spec.sharding,
         "memoryParity": parity,
-        "podsPerSequence": spec.sequence,
+        "processesPerSequence": spec.sequence,
         "deviceBytes": limits.device_bytes,
         "hostBytes": limits.host_bytes,
         "mode": spec.mode,
@@ -237,8 +253,8 @@ def _choices(spec: EngineSpec, shape: ModelShape, batch: BatchShape, demand: Dem
     }
 
 
-def _machine(gpu: str, hbm: str | None, host: str | None) -> Machine:
-    """Memory that is not stated is the data sheet's; of a CPU, and of the host, it is not known."""
+def machine_of(gpu: str, hbm: str | None = None, host: str | None = None, disk: str | None = None) -> Machine:
+    """Memory that is not stated is the data sheet's; of a CPU, and of the host, it is not known. Raises InvalidJob."""
     from busbar.scheduler.fit import DATA_SHEETS, accelerator
     from busbar.workloads.training.errors import InvalidJob
 
@@ -247,7 +263,10 @@ def _machine(gpu: str, hbm: str | None, host: str | None) -> Machine:
         raise InvalidJob("--gpu", f"{gpu} is not known", f"name one of {', '.join(DATA_SHEETS)}")
     on_data_sheet = None if found.name == "cpu" else found.memory_mib * 2**20
     return Machine(
-        found, _bytes("--hbm", hbm) if hbm else on_data_sheet, _bytes("--host", host) if host else None
+        found,
+        _bytes("--hbm", hbm) if hbm else on_data_sheet,
+        _bytes("--host", host) if host else None,
+        _bytes("--disk", disk) if disk else None,
     )
 
 
@@ -366,7 +385,7 @@ def _mode(
     from busbar.scheduler.fit.speed import step_seconds
     from busbar.workloads.training.choice import closest, make_plan
     from busbar.workloads.training.errors import InfeasiblePlan, InvalidJob
-    from busbar.workloads.training.plan import own_checkpoint_bytes
+    from busbar.workloads.training.plan import own_checkpoint_bytes, too_slow
 
     try:
         made = make_plan(demand, limits, mode)
@@ -375,6 +394,9 @@ def _mode(
     except InfeasiblePlan as refusal:
         nearest = closest(demand, limits, mode).to_json()
         return {"fits": False, "plan": nearest, "why": refusal.why, "fixes": list(refusal.fixes)}
+    on_disk = machine.disk_seconds(made.disk_bytes, 2)
+    if on_disk is not None and (hopeless := too_slow(made, on_disk)) is not None:
+        return {"fits": False, "plan": made.to_json(), "why": hopeless.why, "fixes": list(hopeless.fixes)}
     used = replace(batch, activations=made.activations)
     seconds = step_seconds(
         shape,
@@ -393,6 +415,8 @@ def _mode(
         "secondsPerStep": seconds,
         "tokensPerSecond": batch.tokens / seconds,
         "checkpointBlocks": made.snapshot_blocks < whole,
+        "diskSecondsPerStep": on_disk,
+        "checkpointSeconds": machine.disk_seconds(made.checkpoint_bytes),
     }
 
 
@@ -421,13 +445,17 @@ def as_text(answer: Mapping[str, Any]) -> str:
         rows.append(
             f"In {PARAMETER_OFFLOAD} a micro-batch of {answer['hidingTokens']:,} tokens hides the link to the host."
         )
-    if answer["pods"] > 1:
+    processes = answer["pods"] * answer["processesPerPod"]
+    if processes > 1:
+        each = f" with {answer['processesPerPod']} processes each" if answer["processesPerPod"] > 1 else ""
+        which = f"{answer['pods']} pod{'s' if answer['pods'] > 1 else ''}{each}"
         rows.append(
-            f"Memory is that of each of {answer['pods']} pods, which divide {DIVIDED[answer['sharding']]}. The time of their exchange is not in the prediction."
+            f"Memory is that of one process of {which}: they divide {DIVIDED[answer['sharding']]}. The time of their exchange is "
+            "not in the prediction."
         )
-    if answer["podsPerSequence"] > 1:
+    if answer["processesPerSequence"] > 1:
         rows.append(
-            f"{answer['podsPerSequence']} pods share each sequence, and activations are those of their part."
+            f"{answer['processesPerSequence']} processes share each sequence, and activations are those of their part."
         )
     if answer["adapter"] is not None:
         rows.append(
@@ -451,11 +479,18 @@ def as_text(answer: Mapping[str, Any]) -> str:
     chosen = answer["modes"][answer["mode"]]
     if chosen["fits"]:
         if on_disk := chosen["plan"]["diskBytes"]:
-            rows.append(
-                f"{_size(on_disk)} of state are on disk: each step reads them and writes them back, in a time that is not in the "
-                "prediction."
+            seconds = chosen["diskSecondsPerStep"]
+            time = (
+                "a time that the prediction leaves out; --disk says how long it is"
+                if seconds is None
+                else f"{seconds:.3g} s if nothing hides them, on top of the predicted ones"
             )
-        rows.append(f"A checkpoint has {_size(chosen['plan']['checkpointBytes'])}.")
+            rows.append(
+                f"{_size(on_disk)} of state are on disk: each step reads them and writes them back, in {time}."
+            )
+        durable = chosen["checkpointSeconds"]
+        written = "" if durable is None else f", which the disk takes in {durable:.3g} s"
+        rows.append(f"A checkpoint has {_size(chosen['plan']['checkpointBytes'])}{written}.")
         if chosen["checkpointBlocks"]:
             rows.append(
                 "The host has no room for a snapshot of it: an update waits where the disk has not kept up with it."
@@ -463,7 +498,7 @@ def as_text(answer: Mapping[str, Any]) -> str:
         if (parity := answer["memoryParity"]) is not None:
             lost = f", and {parity} of {answer['pods']} pods may be lost" if answer["pods"] > 1 else ""
             held = _size(chosen["plan"]["host"]["copies"])
-            rows.append(f"Copies of it in memory (checkpoint.memory) take {held} of a pod's host{lost}.")
+            rows.append(f"Copies of it in memory (checkpoint.memory) take {held} of a process's host{lost}.")
     if "longest" in answer:
         rows += longest.as_text(answer)
     return "\n".join(rows)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from busbar.workloads.training.run import Run
+
 LINE_EVERY_S = 5.0
 
 
@@ -23,6 +25,8 @@ class Reporter(Protocol):
 
     def note(self, message: str) -> None: ...
 
+    def error(self, message: str) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -30,9 +34,15 @@ class Lines:
     """One `key=value` line per event; steps at most every few seconds, and the last one always."""
 
     def __init__(
-        self, job: str, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        job: str,
+        out: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        rank: int | None = None,
     ) -> None:
-        self._job, self._out, self._clock = job, out or sys.stdout, clock
+        """`rank` stands in each line where several processes write to one log."""
+        self._who = f"job={job}" if rank is None else f"job={job} rank={rank}"
+        self._out, self._clock = out or sys.stdout, clock
         self._last = float("-inf")
 
     def phase(self, name: str, message: str) -> None:
@@ -52,6 +62,9 @@ class Lines:
     def note(self, message: str) -> None:
         self._line("note", message=message)
 
+    def error(self, message: str) -> None:
+        self.note(f"error: {message}")
+
     def close(self) -> None:
         return
 
@@ -64,7 +77,23 @@ class Lines:
 
     def _line(self, event: str, **facts: object) -> None:
         shown = " ".join(f"{key}={_quoted(value)}" for key, value in facts.items() if value is not None)
-        print(f"job={self._job} event={event} {shown}", file=self._out, flush=True)
+        print(f"{self._who} event={event} {shown}", file=self._out, flush=True)
+
+
+class Errors(Lines):
+    """Of a run that goes as another log says."""
+
+    def _line(self, event: str, **facts: object) -> None:
+        return
+
+    def error(self, message: str) -> None:
+        super()._line("note", message=f"error: {message}")
+
+
+def lines_of(run: Run) -> Lines:
+    """For the log of a pod: of its other processes, which do the same as the first, only what fails."""
+    rank = run.world.rank if run.world.per_pod > 1 else None
+    return (Lines if run.world.speaks_for_pod else Errors)(run.name, rank=rank)
 
 
 class Bar:
@@ -99,6 +128,9 @@ class Bar:
 
     def note(self, message: str) -> None:
         self._progress.console.print(message, highlight=False, markup=False)
+
+    def error(self, message: str) -> None:
+        self.note(f"error: {message}")
 
     def close(self) -> None:
         self._progress.stop()

@@ -119,14 +119,14 @@ def attempt(run: Run, status: Status, control: Control, reporter: Reporter) -> t
         status.update(message=str(stop))
         code = STOPPED
     except TrainingError as problem:
-        reporter.note(f"error: {problem}")
+        reporter.error(str(problem))
         status.update(phase="Failed", message=str(problem), errorCode=problem.code)
         again = isinstance(problem, _AGAIN) and not isinstance(problem, Diverged)
         code = FAILED if again else INVALID
     except Exception as problem:
         traceback.print_exc()
         code, message = session.explain(problem)
-        reporter.note(f"error: {message}")
+        reporter.error(message)
         status.update(phase="Failed", message=message)
     return code, session
 
@@ -194,7 +194,7 @@ class Session:
 
     def _end(self, verdict: Verdict) -> None:
         """End this process: another rank is gone, and the training thread may wait for it for ever."""
-        self.reporter.note(f"error: {verdict.message}")
+        self.reporter.error(verdict.message)
         self.status.update(phase="Failed", message=verdict.message)
         if self.run.termination_log is not None:
             self.status.write_termination_message(self.run.termination_log)
@@ -294,14 +294,16 @@ class Session:
         make_repeatable(self.device)
         limit, free = self.spec.device_memory_bytes, None
         if not on_cpu:
-            free = int(torch.cuda.mem_get_info(self.device)[0] * 0.95)
-            limit = free if limit is None else min(limit, free)
+            free = together.least(int(torch.cuda.mem_get_info(self.device)[0] * 0.95))
+            limit = free if limit is None or free is None else min(limit, free)
         demand = model.measure_demand(recipe, self.spec, self.device, together.size)
-        host = host_limit_bytes(reserve=RESERVE_BYTES if on_cpu else CUDA_RESERVE_BYTES)
+        reserve = RESERVE_BYTES if on_cpu else CUDA_RESERVE_BYTES
+        host = host_limit_bytes(reserve=reserve, processes=self.run.world.per_pod)
         if (copies := self.run.copies) is not None:
             demand = replace(demand, memory_copies=COPIES, parity=self.parity)
             if host is not None:  # what an earlier trainer copied is in the plan
                 host = max(0, host + copies.bytes - SUPERVISOR_BYTES)
+        host = together.least(host)
         limits = MemoryLimits(limit, host, on_cpu, free, self.spec.scratch_disk_bytes)
         plan = make_plan(demand, limits, self.spec.mode)
         self._check_disks(plan, demand)
@@ -342,7 +344,8 @@ class Session:
     def parity(self) -> int:
         """Ranks that may be lost at once without losing the copies in memory."""
         memory = self.run.checkpoint.memory
-        return 0 if memory is None else memory.parity_of(self.run.world.size)
+        world = self.run.world
+        return 0 if memory is None else memory.parity_of(world.pods) * world.per_pod
 
     @property
     def scratch(self) -> Path:

@@ -157,6 +157,7 @@ class EngineSpec:
     )
     order: str = "fast"  # in which gradients are added up: fast | fixed (see `division`)
     sequence: int = 1  # ranks that share each sequence (see `sequence_parallel`)
+    processes: int = 1  # of each pod (see `processes`)
     sharding: str = OPTIMIZER  # what is divided among the ranks of a gang: optimizer | gradients | parameters
     state: str = EXACT  # exact | bf16 | int8: the format of the moments (see `moments`)
     scratch_disk_bytes: int = 0  # of the disk for temporary files, which optimizer state may take

@@ -91,6 +91,9 @@ class _Named:
     def note(self, message: str) -> None:
         self._reporter.note(f"adapter {self._name}: {message}")
 
+    def error(self, message: str) -> None:
+        self._reporter.error(f"adapter {self._name}: {message}")
+
     def close(self) -> None:
         return
 

@@ -46,7 +46,10 @@ PAGE = 4096
 def why_not_streamed(demand: Demand) -> tuple[str, str]:
     """Why a job cannot run in this mode, and what would help; two empty texts: it can."""
     if demand.ranks > 1:
-        return f"it runs in one process, and the job has {demand.ranks} pods", "set shape.maxPods: 1"
+        return (
+            f"it runs in one process, and the job has {demand.ranks}",
+            "set shape.maxPods: 1, and remove parallelism",
+        )
     if demand.fixed_order:
         return (
             "it adds micro-batches up as they come, and not in a fixed tree",

@@ -31,27 +31,27 @@ if TYPE_CHECKING:
     from busbar.workloads.training.memory_copy import MemoryCopies
 
 Start = Callable[[Run], int]  # runs to its end, and returns the exit code
-Note = Callable[[str], object]
+Error = Callable[[str], object]
 _ENGINE = ("trainer", "loop", "preparation", "resume", "export", "evaluation")
 _PR_SET_PDEATHSIG = 1
 _KILLED = 128  # and the signal's number: exit code of a process that a signal ended, as shells say it
 
 
-def supervise(run: Run, start: Start, note: Note) -> int:
+def supervise(run: Run, start: Start, error: Error) -> int:
     """Train with copies in memory; returns the exit code. `start` is called in each trainer."""
     from busbar.workloads.training.memory_copy import MemoryCopies
 
     copies = MemoryCopies()
     _import_engine(run)
     try:
-        return Supervisor(replace(run, copies=copies), copies, start, note).go()
+        return Supervisor(replace(run, copies=copies), copies, start, error).go()
     finally:
         gc.unfreeze()  # or extensions complain of leaks at exit
 
 
 class Supervisor:
-    def __init__(self, run: Run, copies: MemoryCopies, start: Start, note: Note) -> None:
-        self._run, self._copies, self._start, self._note = run, copies, start, note
+    def __init__(self, run: Run, copies: MemoryCopies, start: Start, error: Error) -> None:
+        self._run, self._copies, self._start, self._error = run, copies, start, error
         self._trainer: int | None = None  # its process
         self._stopping = False
 
@@ -67,7 +67,7 @@ class Supervisor:
             again = newest is not None and newest != began and not self._stopping
             if not again:
                 return code if code >= 0 else _KILLED - code
-            self._note(f"error: the trainer {_how(code)}; another one goes on from the copy of step {newest}")
+            self._error(f"the trainer {_how(code)}; another one goes on from the copy of step {newest}")
             began = newest
 
     def _one_trainer(self) -> int:
@@ -92,7 +92,7 @@ class Supervisor:
     def _be_the_trainer(self) -> NoReturn:
         code = FAILED
         try:
-            _end_with_the_supervisor()
+            end_with_parent()
             code = self._start(self._run)
         except BaseException:
             traceback.print_exc()
@@ -123,7 +123,7 @@ def _import_engine(run: Run) -> None:
         importlib.import_module("peft")
 
 
-def _end_with_the_supervisor() -> None:
-    """Have the kernel ask this process to stop when the supervisor is gone; elsewhere than on Linux nothing is asked."""
+def end_with_parent() -> None:
+    """Have the kernel ask this process to stop when its parent is gone; elsewhere than on Linux nothing is asked."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

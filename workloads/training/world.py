@@ -11,12 +11,22 @@ from busbar.workloads.training.errors import InvalidJob
 
 @dataclass(frozen=True)
 class World:
-    """`size` processes, numbered from 0. They meet at rank 0's `address`."""
+    """`size` processes, numbered from 0, in pods of `per_pod` each. They meet at rank 0's `address`."""
 
     rank: int = 0
     size: int = 1
     address: str = "127.0.0.1"
     port: int = MASTER_PORT
+    per_pod: int = 1
+
+    @property
+    def pods(self) -> int:
+        return self.size // self.per_pod
+
+    @property
+    def speaks_for_pod(self) -> bool:
+        """Whether this is the first process of its pod."""
+        return self.rank % self.per_pod == 0
 
 
 ALONE = World()
@@ -36,16 +46,22 @@ class Patience:
 
 def world_of(environment: Mapping[str, str]) -> World:
     """The place in the gang that a pod's variables name. Raises InvalidJob."""
-    rank, size = (_number(environment, name, default) for name, default in _DEFAULTS)
+    rank, size, per_pod = (_number(environment, name, default) for name, default in _DEFAULTS)
     if not 0 <= rank < size:
         raise InvalidJob(Env.RANK, f"is {rank}, and {Env.WORLD_SIZE} is {size}", "set it from 0 to one less")
+    if not per_pod or size % per_pod:
+        raise InvalidJob(
+            Env.LOCAL_WORLD_SIZE,
+            f"is {per_pod}, and {Env.WORLD_SIZE} is {size}",
+            "give all pods as many processes",
+        )
     port = _number(environment, Env.MASTER_PORT, str(MASTER_PORT))
     if size > 1 and Env.MASTER_ADDR not in environment:
         raise InvalidJob(Env.MASTER_ADDR, "is not set", "set it to the address of rank 0")
-    return World(rank, size, environment.get(Env.MASTER_ADDR, ALONE.address), port)
+    return World(rank, size, environment.get(Env.MASTER_ADDR, ALONE.address), port, per_pod)
 
 
-_DEFAULTS = ((Env.RANK, "0"), (Env.WORLD_SIZE, "1"))
+_DEFAULTS = ((Env.RANK, "0"), (Env.WORLD_SIZE, "1"), (Env.LOCAL_WORLD_SIZE, "1"))
 
 
 def _number(environment: Mapping[str, str], name: str, default: str) -> int:

@@ -89,6 +89,19 @@ def test_the_training_forms_ask_for_a_deadline_in_utc(form: str) -> None:
         draft(form, {**given, "deadline": "soon"})
 
 
+@pytest.mark.parametrize(
+    ("kinds", "processes", "micro_batch"), [("", 4, 2), ("H100, cpu", 4, 2), ("cpu", None, 8)]
+)
+def test_a_pod_of_several_accelerators_has_a_process_for_each(
+    kinds: str, processes: int | None, micro_batch: int
+) -> None:
+    _, obj = draft("train", {**TRAIN, "batch": "8", "accelerators_per_pod": "4", "accelerators": kinds})
+    engine = TrainingJob.model_validate(obj).spec.engine
+    assert engine is not None
+    assert engine.batch.micro_batch == micro_batch
+    assert (engine.parallelism and engine.parallelism.processes_per_pod) == processes
+
+
 def test_the_image_form_splits_the_command_as_a_shell_would() -> None:
     _, obj = draft(
         "image", {"name": "g", "image": "img", "command": "torchrun train.py --name 'a b'", "pods": "2"}
@@ -118,6 +131,7 @@ def test_the_example_in_the_yaml_box_is_valid() -> None:
         ("train", {**TRAIN, "steps": "many"}, "steps"),
         ("train", {**TRAIN, "steps": "0"}, "steps"),
         ("train", {**TRAIN, "learning_rate": "fast"}, "learning_rate"),
+        ("train", {**TRAIN, "batch": "6", "accelerators_per_pod": "4"}, "batch"),
         ("tune", {**TUNE, "base": ""}, "base"),
         ("tune", {**TUNE, "rank": "0"}, "rank"),
         ("image", {"name": "g"}, "image"),

@@ -81,6 +81,21 @@ def test_the_operator_sets_the_variables_of_the_contract_and_no_others() -> None
     assert "busbar-claim-words" in volumes  # the engine finds the tokenizer by its URI
 
 
+def test_pods_of_the_engine_start_as_many_processes_as_the_job_says() -> None:
+    several = {**ENGINE, "parallelism": {"processesPerPod": 4}}
+    shape = {"minPods": 2, "maxPods": 2, "acceleratorsPerPod": 4}
+    given = env(rendered(job(engine=several, shape=shape), pods=2, rank=1))
+    assert {name: given.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK")} == {
+        "RANK": "4",
+        "WORLD_SIZE": "8",
+        "LOCAL_WORLD_SIZE": "4",
+        "NODE_RANK": "1",
+    }
+    assert "LOCAL_RANK" not in given, "it is the pod's, which gives one to each"
+    own = env(rendered(job(template={"image": "own"}, shape=shape), pods=2, rank=1))
+    assert (own["RANK"], own["WORLD_SIZE"], own["LOCAL_RANK"]) == ("1", "2", "0")
+
+
 def test_every_pod_has_room_for_what_its_processes_exchange() -> None:
     for body in (rendered(job()), rendered(gang(2), pods=2), _replica()):
         [mount] = [m for m in body["spec"]["containers"][0]["volumeMounts"] if m["mountPath"] == "/dev/shm"]

@@ -57,8 +57,12 @@ def gpus(*jobs: TrainingJob, others: tuple[AcceleratorPool, ...] = ()) -> Snapsh
     return build(ClusterObjects(jobs=jobs, pools=(a100, *others), tenants=(owner,), nodes=tuple(nodes)), NOW)
 
 
-def engine_job(name: str = "job", shape: dict[str, Any] | None = None, **spec: Any) -> TrainingJob:
+def engine_job(
+    name: str = "job", shape: dict[str, Any] | None = None, processes: int = 1, **spec: Any
+) -> TrainingJob:
     engine = {**ENGINE, "mode": "resident", "model": {"config": CONFIG}}
+    if processes > 1:
+        engine["parallelism"] = {"processesPerPod": processes}
     return job(name, engine=engine, shape=shape or {}, **spec)
 
 
@@ -108,9 +112,26 @@ def test_a_pod_of_the_engine_gets_no_accelerators_that_it_would_not_use() -> Non
     assert (record.code, record.never) == (WaitCode.DEVICES_UNUSED, True)
     assert sentence(record) == (
         "Its pods ask for 2 accelerators each, of which its engine would use 1: set shape.acceleratorsPerPod to 1, and ask "
-        "for as many pods as it should have accelerators."
+        "for as many pods as it needs; or, of a training job, set engine.parallelism.processesPerPod to 2."
     )
     assert started(gpus(of, others=(pool(),)))["job"].pool == "cpu", "cores are not meant"
+
+
+def test_a_pod_of_several_processes_gets_an_accelerator_and_memory_for_each() -> None:
+    two, both = {"minPods": 2, "maxPods": 2}, {"acceleratorsPerPod": 2}
+    copied: dict[str, Any] = {"checkpoint": {"memory": {"everySteps": 10}}}
+
+    def needs(shape: dict[str, Any], processes: int, **spec: Any) -> Resources:
+        of = engine_job(shape=shape, processes=processes, **spec)
+        return started(gpus(of))["job"].per_pod
+
+    each, pod = needs(two, 1), needs(both, 2)
+    assert (pod.accelerators_m, pod.cpu_m) == (2000, 2000)
+    assert pod.memory_mib == pytest.approx(2 * each.memory_mib, abs=1)
+    # A pod's parts are copied into its own memory; two pods hold each other's parities as well.
+    own = needs(both, 2, **copied).memory_mib - pod.memory_mib
+    others = needs({**two, **both}, 2, **copied).memory_mib - needs({**two, **both}, 2).memory_mib
+    assert own < others < 2 * own
 
 
 @pytest.mark.parametrize(("engine", "places"), [("builtin", set()), ("vllm", {"web-0"})])
