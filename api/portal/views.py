@@ -39,6 +39,7 @@ from busbar.kube.types.training_words import (
     adapter_words,
     disk_words,
     limit_words,
+    link_words,
     moment_words,
     phase_words,
     replaced_words,
@@ -112,7 +113,9 @@ class JobView:
     speed: str
     spent_on: str
     """What its steps are spent on; empty: not told."""
-    slowest: str  # pod of a gang, in words
+    slowest: str  # rank of a gang, in words
+    slow_link: str
+    """How slow the link to its accelerator is; empty: it is not."""
     lost_pods: str  # and made again, in words
     workers: tuple[tuple[int, str, float], ...]  # rank, seconds of a step, percent of the slowest's
     eta: str
@@ -188,6 +191,7 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         speed=number(progress.tokens_per_second, 0),
         spent_on="" if progress.phases is None else phase_words(progress.phases),
         slowest=slowest_words(progress.workers or []),
+        slow_link=link_words(progress.slow_link),
         lost_pods=replaced_words((admission and admission.replaced) or []),
         workers=_workers(progress.workers or []),
         eta=_eta(progress, phase),

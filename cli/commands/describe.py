@@ -162,6 +162,13 @@ def _checkpoint(checkpoint: dict[str, Any]) -> str | None:
     return ", ".join(filter(None, (f"step {checkpoint['step']}", checkpoint.get("savedAt"), rate)))
 
 
+def _slow_link(slow: dict[str, Any] | None) -> str | None:
+    from busbar.kube.types.training_status import SlowLink
+    from busbar.kube.types.training_words import link_words
+
+    return link_words(SlowLink.model_validate(slow)) if slow else None
+
+
 def _slowest(workers: list[dict[str, Any]]) -> str | None:
     from busbar.kube.types.training_status import Worker
     from busbar.kube.types.training_words import slowest_words
@@ -217,7 +224,8 @@ def _job(found: Object) -> list[tuple[str, object]]:
         ("Step", _step(_part(_part(status, "progress"), "stepSeconds"))),
         ("Spent on", _phases(_part(_part(status, "progress"), "phases"))),
         ("Lost pods", _replaced(_part(status, "admission").get("replaced") or [])),
-        ("Slowest pod", _slowest(_part(status, "progress").get("workers") or [])),
+        ("Slowest rank", _slowest(_part(status, "progress").get("workers") or [])),
+        ("Slow link", _slow_link(_part(status, "progress").get("slowLink"))),
         ("Left", duration(progress.eta_seconds) if progress.eta_seconds is not None else None),
         ("Checkpoint", _checkpoint(checkpoint)),
         ("Attempts", status.get("attempt")),

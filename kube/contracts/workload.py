@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from datetime import datetime
 from enum import IntEnum, StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -249,6 +249,16 @@ class StepPhaseSeconds(WireModel):
     other: float = 0.0
 
 
+class SlowLinkReport(WireModel):
+    """A direction of the link between device and host that has moved less than half of the usual rate for some steps."""
+
+    direction: Literal["load", "store"]
+    """To the device, or from it."""
+    bytes_per_second: float = Field(ge=0)
+    """In the last step."""
+    usual_bytes_per_second: float = Field(ge=0)
+
+
 class WorkerReport(WireModel):
     """One rank of a gang."""
 
@@ -295,6 +305,8 @@ class TrainingStatus(WireModel):
     """None: no step is done, or it does not tell."""
     workers: list[WorkerReport] = Field(default_factory=list, max_length=1024)
     """Of a gang, the slowest first; empty: not known yet, or it is one pod."""
+    link: SlowLinkReport | None = None
+    """None: it is not slow, or nothing crosses it."""
     evaluation: EvaluationReport | None = None
     fingerprint: FingerprintReport | None = None
     adapters: list[AdapterProgressReport] = Field(default_factory=list, max_length=16)

@@ -61,6 +61,7 @@ class Reason(StrEnum):
     GANG_INCOMPLETE = "GangIncomplete"
     SLOW_POD = "SlowPod"
     SLOW_DISK = "SlowDisk"
+    SLOW_LINK = "SlowLink"
     PLAN_KEPT = "PlanKept"
     PLAN_EXCEEDED = "PlanExceeded"
     PLAN_REFUSED = "PlanRefused"

@@ -248,6 +248,21 @@ class Worker(StatusModel):
     )
 
 
+class LinkDirection(StrEnum):
+    """Of the link between device and host."""
+
+    LOAD = "load"
+    STORE = "store"
+
+
+class SlowLink(StatusModel):
+    """A direction of the link between an accelerator and its host that moves less than half of what it did before."""
+
+    direction: LinkDirection = Field(description="load: to the accelerator; store: from it.")
+    mib_per_second: Count = Field(default=0, description="Its rate in the last step.")
+    usual_mib_per_second: Count = Field(default=0, description="The median of earlier steps, or a probe's.")
+
+
 class Progress(StatusModel):
     """Progress of the run."""
 
@@ -267,7 +282,11 @@ class Progress(StatusModel):
     )
     workers: Annotated[list[Worker], Field(max_length=MOST_WORKERS)] | None = Field(
         default=None,
-        description="Pods of a gang, the slowest first; absent: it is one pod, or does not tell.",
+        description="Ranks of a gang, the slowest first; absent: it is one process, or does not tell.",
+    )
+    slow_link: SlowLink | None = Field(
+        default=None,
+        description="A link of the first process's accelerator that became slow; absent: none did, or nothing crosses it.",
     )
     tokens: Count = Field(default=0, description="Tokens trained on.")
     bad_rows: Count = Field(default=0, description="Rows of the data left out (data.onBadRow: skip).")

@@ -8,8 +8,10 @@ from busbar.kube.contracts.workload import others_seconds
 from busbar.kube.types.training_status import (
     AdapterProgress,
     CheckpointStatus,
+    LinkDirection,
     PowerUse,
     ReplacedPod,
+    SlowLink,
     StepPhases,
     Worker,
 )
@@ -50,6 +52,14 @@ def slowest_words(workers: Sequence[Worker]) -> str:
     slowest, usual = workers[0], others_seconds([each.own_seconds for each in workers])
     times = f", {slowest.own_seconds / usual:.2f} times the others" if usual else ""
     return f"rank {slowest.rank}: {slowest.own_seconds:g} s of each step{times}"
+
+
+def link_words(slow: SlowLink | None) -> str:
+    """Which direction of an accelerator's link is slow, and how slow; empty: none is."""
+    if slow is None:
+        return ""
+    way = "to" if slow.direction is LinkDirection.LOAD else "from"
+    return f"{slow.mib_per_second} MiB/s {way} the accelerator (usually {slow.usual_mib_per_second})"
 
 
 def disk_words(checkpoint: CheckpointStatus) -> str:

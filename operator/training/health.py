@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from busbar.kube.contracts.workload import DOES_NOT_FIT, SLOW_WORKER, TrainingStatus, others_seconds
 from busbar.kube.types import Condition, ConditionStatus
 from busbar.kube.types.reasons import ConditionType, Reason
-from busbar.kube.types.training_status import TrainingJobStatus
-from busbar.kube.types.training_words import slowest_words
+from busbar.kube.types.training_status import SlowLink, TrainingJobStatus
+from busbar.kube.types.training_words import link_words, slowest_words
 from busbar.operator.training.view import JobView
 from busbar.operator.write.status import clip, conditions
 
@@ -95,10 +95,28 @@ def _slow_disk(old: TrainingJobStatus | None, new: TrainingJobStatus) -> Iterato
         )
 
 
+def _slow_link(old: TrainingJobStatus | None, new: TrainingJobStatus) -> Iterator[tuple[str, str]]:
+    """Once for each time that a link becomes slow."""
+    before, now = (None if status is None else _link_of(status) for status in (old, new))
+    if now is not None and before is None:
+        nodes = new.admission.nodes if new.admission is not None else []
+        where = f"node {nodes[0]}" if nodes else "the node"
+        yield (
+            Reason.SLOW_LINK,
+            f"The link to the host is slow: {link_words(now)}, so each step takes longer. Look at {where}: has the card lost "
+            "lanes (nvidia-smi -q shows the link's generation and width), or does something else use them?",
+        )
+
+
+def _link_of(status: TrainingJobStatus) -> SlowLink | None:
+    return None if status.progress is None else status.progress.slow_link
+
+
 def news(old: TrainingJobStatus | None, new: TrainingJobStatus) -> Iterator[tuple[str, str]]:
     """Reason and message of an event for each condition that has begun to say that something is not as it should be, and
-    for a disk that has become slow."""
+    for a disk or a link that has become slow."""
     yield from _slow_disk(old, new)
+    yield from _slow_link(old, new)
     for kind, bad in sorted(TOLD):
         before = _found(old.conditions if old is not None else None, kind)
         now = _found(new.conditions, kind)

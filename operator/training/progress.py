@@ -17,6 +17,7 @@ from busbar.kube.contracts.report import TrainingReport
 from busbar.kube.contracts.workload import (
     AdapterProgressReport,
     EvaluationReport,
+    SlowLinkReport,
     StepPhaseSeconds,
     TimingReport,
     TrainingState,
@@ -31,8 +32,10 @@ from busbar.kube.types.training_status import (
     CheckpointStatus,
     EvaluationResult,
     Fingerprint,
+    LinkDirection,
     MemoryUse,
     Progress,
+    SlowLink,
     StepPhases,
     StepSeconds,
     TrainedModel,
@@ -119,6 +122,7 @@ def _progress(reading: TrainingStatus, now: datetime, slack: float | None) -> Pr
         step_seconds=_step_seconds(reading.timing),
         phases=_phases(reading.phase_seconds),
         workers=_workers(reading.workers),
+        slow_link=_slow_link(reading.link),
         tokens=_count(reading.tokens),
         bad_rows=_count(reading.bad_rows),
         activations=reading.activations,
@@ -158,6 +162,16 @@ def _phases(spent: StepPhaseSeconds | None) -> StepPhases | None:
 def _workers(reports: Sequence[WorkerReport]) -> list[Worker] | None:
     known = [(each.rank, _amount(each.own_seconds, 6)) for each in reports[:MOST_WORKERS]]
     return [Worker(rank=_count(rank), own_seconds=own) for rank, own in known if own is not None] or None
+
+
+def _slow_link(reading: SlowLinkReport | None) -> SlowLink | None:
+    if reading is None:
+        return None
+    return SlowLink(
+        direction=LinkDirection(reading.direction),
+        mib_per_second=_rate(reading.bytes_per_second) or 0,
+        usual_mib_per_second=_rate(reading.usual_bytes_per_second) or 0,
+    )
 
 
 def _memory(report: TrainingReport) -> MemoryUse:

@@ -62,6 +62,7 @@ _WARNINGS = frozenset(
         "DeadlineNotPromised",
         "SlowPod",
         "SlowDisk",
+        "SlowLink",
         "SpeedQuarantined",
         *DomainFault,
         "OverBudget",

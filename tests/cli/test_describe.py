@@ -27,6 +27,7 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
             "etaSeconds": 300,
             "modelTflops": 0.0421,
             "stepSeconds": {"predicted": 1.2, "measured": 1.25, "ratio": 0.96},
+            "slowLink": {"direction": "load", "mibPerSecond": 3100, "usualMibPerSecond": 24800},
             "phases": {"forward": 31, "backward": 62, "wait": 7, "exchange": 0},
             "workers": [
                 {"rank": 2, "ownSeconds": 1.2},
@@ -81,6 +82,7 @@ async def test_describe_shows_state_reason_and_progress(site: Site) -> None:
         "1.25 s (predicted 1.2, 0.96 of it)",
         "backward 62 %, forward 31 %, wait 7 %",
         "rank 2: 1.2 s of each step, 2.40 times the others",
+        "3100 MiB/s to the accelerator (usually 24800)",
         "made again: rank 1, rank 2 (3 times) (waits for another node)",
         "812 tokens/s, 0.0421 model TFLOP/s",
         "5m00s",

@@ -13,11 +13,12 @@ from tests.training.small import manifest
 from busbar.workloads.machine.direct_file import BusyClock, DirectFile
 from busbar.workloads.training import disk_pace
 from busbar.workloads.training.control import Control
-from busbar.workloads.training.disk_pace import ENOUGH, KEPT, LEAST_BYTES, DiskPace
+from busbar.workloads.training.disk_pace import LEAST_BYTES, DiskPace
 from busbar.workloads.training.environment import run_from_manifest
 from busbar.workloads.training.report import Lines
 from busbar.workloads.training.run import run
 from busbar.workloads.training.status import Status
+from busbar.workloads.training.usual_rate import ENOUGH, KEPT
 
 SIZE = LEAST_BYTES
 
@@ -27,7 +28,7 @@ def after(*seconds: float, probed: float | None = None, size: int = SIZE) -> Dis
     pace = DiskPace()
     pace.probed = probed
     for each in seconds:
-        pace.wrote(size, each)
+        pace.moved(size, each)
     return pace
 
 
@@ -57,7 +58,7 @@ def test_before_there_are_enough_a_probe_says_what_is_usual() -> None:
 def test_it_is_warned_of_once() -> None:
     pace, warnings = after(1.0, 1.0, 1.0), []
     for seconds in (3.0, 4.0, 3.0, 1.0, 3.0):
-        pace.wrote(SIZE, seconds)
+        pace.moved(SIZE, seconds)
         warnings.append(pace.warning())
     assert [bool(each) for each in warnings] == [False, True, False, False, False]
     assert "the usual 32 MiB/s, the newest at 8 MiB/s" in warnings[1]

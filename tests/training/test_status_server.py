@@ -100,7 +100,7 @@ def test_the_status_is_the_contracts(served: Served) -> None:
 
 def test_metrics_carry_the_same_numbers(served: Served) -> None:
     train_some(served.status)
-    served.status.count_traffic(loaded=64, stored=32, stall_seconds=0.25)
+    served.status.count_traffic({"load": 64, "store": 32}, 0.25, {"load": 0.5, "store": 0.125})
     served.status.update(memory={"deviceOwners": {"parameters": 8}, "hostOwners": {"optimizer": 16}})
     served.status.update(phaseSeconds={"forward": 1.5, "backward": 3.0})
     served.status.update(workers=[{"rank": 1, "ownSeconds": 1.5}, {"rank": 0, "ownSeconds": 0.5}])
@@ -133,6 +133,8 @@ def test_metrics_carry_the_same_numbers(served: Served) -> None:
         ("rank_own_seconds", "0"): 0.5,
         ("link_bytes_total", "load"): 64,
         ("link_bytes_total", "store"): 32,
+        ("link_seconds_total", "load"): 0.5,
+        ("link_seconds_total", "store"): 0.125,
         ("arena_bytes", "device", "parameters"): 8,
         ("arena_bytes", "host", "optimizer"): 16,
     }

@@ -93,7 +93,7 @@ class CheckpointFolder:
         while True:
             try:
                 checksums = write_state(
-                    folder / STATE, step, layout, blocks, self._note_once, self.pace.wrote
+                    folder / STATE, step, layout, blocks, self._note_once, self.pace.moved
                 )
                 break
             except NoRoom:  # a quota, say: the file system had said that there was room

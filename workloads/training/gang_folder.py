@@ -95,7 +95,7 @@ class GangFolder(CheckpointFolder):
 
     def _write_own(self, temporary: Path, step: int, layout: Layout, blocks: Blocks) -> dict[str, Any]:
         path = temporary / shard_name(self._ranks.rank, self._ranks.size)
-        checksums = write_state(path, step, layout, blocks, self._note_once, self.pace.wrote)
+        checksums = write_state(path, step, layout, blocks, self._note_once, self.pace.moved)
         extents = {name: (extent.start, extent.whole) for name, extent in layout.extents.items()}
         document = path.with_suffix(".json")
         crc32 = write_document(document, {"tensors": checksums, "extents": extents})

@@ -56,6 +56,11 @@ class Loop:
         self.session.fence.check_at_times()
         if self.together.size > 1 and (workers := self._pace.finished(result.seconds)) is not None:
             self.status.update(workers=workers)
+        if (link := self.trainer.link) is not None:
+            link.finish_step()
+            self.status.update(link=link.slow())
+            if warning := link.warning():
+                self.reporter.note(warning)
         if result.skipped:
             self._report_skipped(result)
         shown = self.status.to_json(losses=False)
@@ -95,7 +100,11 @@ class Loop:
 
     def _publish(self) -> None:
         optimizer = self.trainer.optimizer
-        self.status.count_traffic(optimizer.loaded_bytes, optimizer.stored_bytes, self._stalled_seconds)
+        link = self.trainer.link
+        moved = (
+            {"load": optimizer.loaded_bytes, "store": optimizer.stored_bytes} if link is None else link.bytes
+        )
+        self.status.count_traffic(moved, self._stalled_seconds, {} if link is None else link.seconds)
         speed, flops = self.status.tokens_per_second, self.session.flops_per_token
         self.status.update(
             modelTflops=None if flops is None or speed is None else round(speed * flops / 1e12, 4),

@@ -141,6 +141,8 @@ class Session:
         self.prediction: Prediction | None = None
         self.disk_bytes_per_s: float | None = None
         """Of the checkpoints' disk, where it was probed."""
+        self.link_bytes_per_s: dict[str, float] = {}
+        """By direction, where they were probed."""
         self.together: Together | None = None
         self.fence = Fence(run.places.checkpoints, run.owner, Turn(run.attempt, run.replacement))
         self.flops_per_token: int | None = None
@@ -371,6 +373,8 @@ class Session:
             self.reporter.note(f"seconds per step are not predicted for this model: {problem}")
             return
         self.disk_bytes_per_s = found.disk_bytes_per_s
+        if plan.offloaded:
+            self.link_bytes_per_s = {"load": found.load_bytes_per_s, "store": found.store_bytes_per_s}
         micro_batches = spec.batch.sequences // spec.batch.micro_batch
         self.prediction = prediction.predict(plan, self.demand, found, micro_batches)
         self.reporter.note(self.prediction.explain())
@@ -458,6 +462,9 @@ class Session:
             on_disk = resume(self, trainer, folder, copies, journal, facts)
             together.agree(same_on_all_ranks({"step": trainer.done}, trainer))
             folder.pace.probed = self.disk_bytes_per_s
+            if trainer.link is not None:
+                for direction, probed in self.link_bytes_per_s.items():
+                    trainer.link.rates[direction].probed = probed
 
             def durable(step: int, saved_at: float, size: int) -> None:
                 self.status.durable_checkpoint(step, saved_at, size, folder.pace.said())

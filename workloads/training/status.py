@@ -42,6 +42,7 @@ class Status(Collector):
         self._speeds: deque[tuple[float, int]] = deque(maxlen=200)
         self._steps_here = 0
         self._link = {"load": 0, "store": 0}
+        self._link_seconds: dict[str, float] = {}
         self._stall_seconds = 0.0
         self._saved_at: float | None = None
 
@@ -94,9 +95,15 @@ class Status(Collector):
             self._saved_at = saved_at
             self._set({"checkpoint": {"step": step, "savedAt": moment, "bytes": size, **pace}})
 
-    def count_traffic(self, loaded: int, stored: int, stall_seconds: float) -> None:
+    def count_traffic(
+        self,
+        moved: Mapping[str, int],
+        stall_seconds: float,
+        link_seconds: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """Bytes by direction, and the seconds that their copies took, where that is known."""
         with self._lock:
-            self._link = {"load": loaded, "store": stored}
+            self._link, self._link_seconds = dict(moved), dict(link_seconds)
             self._stall_seconds = stall_seconds
 
     def traffic(self) -> tuple[dict[str, int], float]:
@@ -148,6 +155,8 @@ class Status(Collector):
         """The metrics of this moment; what is not known yet has none."""
         said = self.to_json(losses=False)
         link, stall = self.traffic()
+        with self._lock:
+            link_seconds = dict(self._link_seconds)
         checkpoint = said["checkpoint"] or {}
         yield from _gauge("step", "Finished optimizer steps", said["step"])
         yield from _gauge("steps", "Optimizer steps of the whole run", said["totalSteps"])
@@ -192,6 +201,13 @@ class Status(Collector):
         for direction, size in link.items():
             moved.add_metric((direction,), size)
         yield moved
+        copied = CounterMetricFamily(
+            PREFIX + "link_seconds", "Seconds in which a direction of the link copied", labels=("direction",)
+        )
+        for direction, seconds in link_seconds.items():
+            copied.add_metric((direction,), seconds)
+        if copied.samples:
+            yield copied
         arena = GaugeMetricFamily(
             PREFIX + "arena_bytes", "Planned bytes by arena and owner", labels=("arena", "owner")
         )

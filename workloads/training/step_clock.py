@@ -32,7 +32,7 @@ class Stopwatch:
     """Seconds inside `with` blocks of one thread; of those on a GPU that are over there, so far."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.monotonic) -> None:
-        self._marks = _Marks(device, clock)
+        self._marks = Marks(device, clock)
         self._begun: Mark = 0.0
         self._over: deque[tuple[Mark, Mark]] = deque()  # pairs that are not counted yet
         self._seconds = 0.0
@@ -50,15 +50,15 @@ class Stopwatch:
         return self._seconds
 
     def _count(self) -> None:
-        while self._over and _is_done(self._over[0][1]):
-            self._seconds += _seconds(*self._over.popleft())
+        while self._over and is_done(self._over[0][1]):
+            self._seconds += seconds_between(*self._over.popleft())
 
 
 class StepClock:
     """Of one run; what is said outside of a step is not counted."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.monotonic) -> None:
-        self._marks = _Marks(device, clock)
+        self._marks = Marks(device, clock)
         self.seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
         self._step: list[tuple[Phase, Mark]] | None = None  # the first mark has no phase before it
         self._over: deque[list[tuple[Phase, Mark]]] = deque()  # steps that are not counted yet
@@ -77,18 +77,18 @@ class StepClock:
         if self._step is not None:
             self._over.append(self._step)
             self._step = None
-        while self._over and _is_done(self._over[0][-1][1]):
+        while self._over and is_done(self._over[0][-1][1]):
             self._count(self._over.popleft())
 
     def _count(self, marks: list[tuple[Phase, Mark]]) -> None:
         for (_, before), (phase, after) in pairwise(marks):
-            self.seconds[phase] += _seconds(before, after)
+            self.seconds[phase] += seconds_between(before, after)
 
 
-class _Marks:
+class Marks:
     """Moments of the host, or on a GPU of the stream in which the thread works."""
 
-    def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
+    def __init__(self, device: torch.device, clock: Callable[[], float] = time.monotonic) -> None:
         self._on_gpu, self._clock = device.type == "cuda", clock
 
     def mark(self) -> Mark:
@@ -99,11 +99,11 @@ class _Marks:
         return event
 
 
-def _is_done(mark: Mark) -> bool:
+def is_done(mark: Mark) -> bool:
     return isinstance(mark, float) or bool(mark.query())  # type: ignore[no-untyped-call]
 
 
-def _seconds(before: Mark, after: Mark) -> float:
+def seconds_between(before: Mark, after: Mark) -> float:
     if isinstance(before, float):
         assert isinstance(after, float)
         return after - before

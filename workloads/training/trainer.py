@@ -35,6 +35,7 @@ from busbar.workloads.training.gates import Gates
 from busbar.workloads.training.gradient_shards import GradientShards
 from busbar.workloads.training.groups import bind, blocks, make_groups, rebind_gradients, settle
 from busbar.workloads.training.input_swap import InputSwap
+from busbar.workloads.training.link_pace import LinkPace, has_link
 from busbar.workloads.training.loaded import Loaded
 from busbar.workloads.training.model import ModelRecipe, check_causal
 from busbar.workloads.training.norm import Norm, ParameterNorm, RowNorm
@@ -99,6 +100,10 @@ class Trainer:
         self.model.train()
         streamed = plan.weight_slots > 0
         self.streams = streams or open_streams(device, gated=plan.gated, on_host=streamed)
+        self.link: LinkPace | None = None
+        if has_link(device):
+            self.link = LinkPace(self.streams, device)
+            self.streams = self.link.streams
         home = self.host_arena if streamed else self.device_arena  # of weights and gradients
         if not streamed:
             settle(frozen(self.model), home)

@@ -186,6 +186,26 @@ def saved(slow: int | None, rate: int = 40) -> TrainingJobStatus:
     return TrainingJobStatus.model_validate({"checkpoint": checkpoint, "admission": admission})
 
 
+def linked(direction: str | None) -> TrainingJobStatus:
+    """A status of a run whose link is slow in this direction, if it is."""
+    slow = {"direction": direction, "mibPerSecond": 3100, "usualMibPerSecond": 24_800}
+    progress = {"step": 9} | ({} if direction is None else {"slowLink": slow})
+    admission = {"id": "x", "pool": "p", "accelerator": "A100", "pods": 1, "nodes": ["node-7"]}
+    return TrainingJobStatus.model_validate({"progress": progress, "admission": admission})
+
+
+def test_a_link_that_became_slow_is_an_event_once() -> None:
+    [(reason, message)] = news(linked(None), linked("load"))
+    assert reason == "SlowLink"
+    assert message.startswith(
+        "The link to the host is slow: 3100 MiB/s to the accelerator (usually 24800), so each step takes longer. Look at node "
+        "node-7: has the card lost lanes"
+    )
+    assert list(news(linked("load"), linked("store"))) == []
+    assert list(news(linked("load"), linked(None))) == []
+    assert ["MiB/s from the accelerator" in each[1] for each in news(None, linked("store"))] == [True]
+
+
 def test_a_disk_that_became_slow_is_an_event_once() -> None:
     assert list(news(saved(None, 300), saved(1))) == []
     [(reason, message)] = news(saved(1), saved(2))
