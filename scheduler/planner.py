@@ -38,6 +38,8 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import filterfalse
 
 from .candidates.prices import prices_of
 from .errors import SolverError
@@ -60,7 +62,7 @@ from .search.preemption import reclaim
 from .search.reservations import keep, reservations, reserve, take
 from .search.round import Round
 from .search.sleepers import take_from_sleepers
-from .search.start import Blocked, start_waiting
+from .search.start import Blocked, order, start_waiting
 from .search.state import Assignment, Memo, PlanningState
 from .search.swap import improve
 from .search.transfer import transfer
@@ -148,8 +150,9 @@ def _plan(snapshot: Snapshot, policy: Policy, now: float) -> tuple[Plan, Memo]:
         solver_gain=gained,
         solver_error=solver_error,
     )
-    round_.end()
     state.rank()
+    state.queues.settled(partial(order, round_))  # so that the first event need not do that
+    round_.end()
     result = together.parted(result)
     return result, Memo(state, record_index.renewed(result.waiting))
 
@@ -226,7 +229,7 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
             round_, [assignment for assignment in touched.values() if assignment.placement is None]
         )
     left = take_from_sleepers(round_, left, last=True)
-    lift(round_, left, {record.domain for record in last.waiting if record.code is WaitCode.POWER})
+    lift(round_, left, (record.domain for record in last.waiting if record.code is WaitCode.POWER))
     identity = _next_identity(last, event)
     made = actions(round_)
     kept = reservations(round_, made)
@@ -270,7 +273,7 @@ def _touched(state: PlanningState, last: Plan, known: RecordIndex, event: Event)
         if record.code is WaitCode.PREEMPTING or (limited and record.tenant in freed):
             names.add(job)
     names |= {JobId(one.name) for one in event.happened if one.kind in (Happened.ARRIVED, Happened.CHANGED)}
-    names |= state.waiting.keys() - known.by_job.keys()
+    names |= set(filterfalse(known.by_job.__contains__, state.waiting))
     tenants = {one.name for one in event.happened if one.kind is Happened.TENANT}
     classes = {one.name for one in event.happened if one.kind is Happened.SPEED}
     if tenants or classes:
@@ -292,6 +295,6 @@ def _identity(snapshot: Snapshot, policy: Policy, now: float) -> str:
 
 def _next_identity(last: Plan, event: Event) -> str:
     """The same for an answer to an event: a digest of the plan before and the event."""
-    happened = sorted((one.kind.value, one.name, one.pool, one.tenant) for one in event.happened)
+    happened = sorted([(one.kind, one.name, one.pool, one.tenant) for one in event.happened])
     text = json.dumps([last.id, event.at_s, happened])
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -7,6 +7,7 @@ never out of date. `sentences.py` renders it for people.
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 
 from ..candidates.candidates import Candidate, nearest_memory
 from ..fairness.quota import Right
@@ -351,8 +352,10 @@ class PendingReasons:
     def _contended(self, assignment: Assignment, candidate: Candidate) -> WaitingRecord:
         """It could run if other jobs did not."""
         holdings, job = self.round.holdings, assignment.job
-        least = _least_drawn(self.round.ranked(assignment), candidate)
-        lack = self.round.cluster.lack(job, least)
+        lack = None
+        if self.round.cluster.feeds is not None:
+            least = _least_drawn(self.round.ranked(assignment), candidate)
+            lack = self.round.cluster.lack(job, least)
         if lack is not None:
             candidate = least
             changes = (
@@ -395,7 +398,8 @@ class PendingReasons:
                 nodes = self.round.cluster.pools.get(pool)
                 if assignments and owner == tenant and nodes is not None:
                     kind = nodes.pool.accelerator
-                    most = max(self.round.priority(assignment.job) for assignment in assignments.values())
+                    first = max(assignments.values(), key=attrgetter("job.priority"))
+                    most = self.round.priority(first.job)
                     rows[kind] = max(most, rows.get(kind, most))
         return rows
 

@@ -7,11 +7,16 @@ stopped; why they wait is reported once they do. `pending_reasons.py` decides wh
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Set
 from dataclasses import replace
+from functools import partial
+from itertools import filterfalse
 
 from ..model.plans import REACT_CODES, Action, RecordIndex, WaitCode, WaitingRecord
 from ..model.snapshot import JobId, Reservation
+from ..search.queues import Order
 from ..search.round import Round
 from ..search.start import order
 from ..search.state import Assignment
@@ -60,7 +65,7 @@ def records(
             made.add(assignment, made.reasons.simple(assignment, WaitCode.RELEASING))
     waiting = round_.state.waiting
     kept = made.kept()
-    for job in sorted(waiting.keys() - made.found.keys() - kept.keys()):
+    for job in sorted(job for job in waiting if job not in kept and job not in made.found):
         made.tried(waiting[job])
     return made.all(kept)
 
@@ -80,8 +85,9 @@ class _Records:
         self._touched = touched
         self._full = last is None
         self._position: dict[str, int] = {}
-        self._waiting: dict[str, list[Assignment]] = {}
-        self._queues: dict[str, dict[JobId, int]] = {}
+        self._lines: dict[str, list[Order]] = {}
+        self._beside: defaultdict[str, list[Assignment]] | None = None
+        """Jobs that wait and do not stand in the state's queues, by tenant."""
         self._limited = {
             (record.tenant, record.resource)
             for job, record in self._last.with_react_code.items()
@@ -112,7 +118,7 @@ class _Records:
         """The earlier records of the jobs that still wait and were not examined again."""
         last, waiting = self._last, self._round.state.waiting
         kept = dict(last.by_job)
-        for job in self._touched | (kept.keys() - waiting.keys()):
+        for job in self._touched | set(filterfalse(waiting.__contains__, kept)):
             kept.pop(job, None)
         for job, record in last.with_react_code.items():
             if record.code is WaitCode.RELEASING:
@@ -139,13 +145,24 @@ class _Records:
         if self._full:
             self._position[tenant] = self._position.get(tenant, 0) + 1
             return self._position[tenant]
-        if not self._waiting:
-            for other in self._round.state.waiting.values():
-                self._waiting.setdefault(other.job.tenant, []).append(other)
-        if tenant not in self._queues:
-            queue = sorted(order(self._round, other) for other in self._waiting[tenant])
-            self._queues[tenant] = {key[-1]: number for number, key in enumerate(queue, 1)}
-        return self._queues[tenant][assignment.job.id]
+        line = self._lines.get(tenant)
+        if line is None:
+            line = self._lines[tenant] = self._line(tenant)
+        return bisect_left(line, order(self._round, assignment)) + 1
+
+    def _line(self, tenant: str) -> list[Order]:
+        """The sort keys of the tenant's jobs that wait, in order."""
+        round_, waiting, queues = self._round, self._round.state.waiting, self._round.state.queues
+        if self._beside is None:
+            self._beside = defaultdict(list)
+            moved = (one for one in round_.changed if one.job.run is not None)
+            for one in (*queues.stopped.values(), *moved):
+                if one.job.id in waiting:
+                    self._beside[one.job.tenant].append(one)
+        line = [key for key in queues.line(tenant, partial(order, round_)) if key[-1] in waiting]
+        line += [order(round_, one) for one in self._beside[tenant]]
+        line.sort()
+        return line
 
     def _behind(self, record: WaitingRecord) -> WaitingRecord:
         """More quota, or more watts, help the first job that waits for them; to those behind it nothing is promised."""

@@ -35,6 +35,9 @@ class Happened(StrEnum):
     SPEED = "speed-reported"
 
 
+_FREEING = (Happened.ENDED, Happened.RELEASED, Happened.NODE_ADDED, Happened.POOL)
+
+
 @dataclass(frozen=True, slots=True)
 class Happening:
     """One thing that happened."""
@@ -50,7 +53,7 @@ class Happening:
     @property
     def frees(self) -> bool:
         """Whether there may be more room than before."""
-        return self.kind in (Happened.ENDED, Happened.RELEASED, Happened.NODE_ADDED, Happened.POOL)
+        return self.kind in _FREEING
 
 
 @dataclass(frozen=True, slots=True)

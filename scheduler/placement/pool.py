@@ -97,6 +97,8 @@ class PoolNodes:
         self.usable = [not why for why in self.closed]
         self.key = 1 if pool.is_cpu else 0
         """Which of the four resources is the accelerator."""
+        self._capacity_m: int | None = None
+        """Kept by `capacity_m` until a node is closed or opened."""
         self.largest = max((total[self.key] for total in self.total), default=0)
         """Accelerators of the largest node, in thousandths."""
         self.releasing = 0
@@ -128,6 +130,7 @@ class PoolNodes:
         if self.usable[i] == (not self.closed[i]):
             return True
         self._empty.clear()
+        self._capacity_m = None
         for which, states in enumerate(self._states):
             node_index = self._current_index(which)
             (node_index.take if self.usable[i] else node_index.put)(i, states[i])
@@ -248,9 +251,10 @@ class PoolNodes:
 
     def capacity_m(self) -> int:
         """All accelerators of usable nodes."""
-        key = self.key
-        total = sum(max(0, self.total[i][key]) for i in range(len(self.nodes)) if self.usable[i])
-        return self.pool.cpu_accelerators_m(total) if self.pool.is_cpu else total
+        if self._capacity_m is None:
+            total = self._sum_of(self.total)
+            self._capacity_m = self.pool.cpu_accelerators_m(total) if self.pool.is_cpu else total
+        return self._capacity_m
 
     def accelerators_per_node(self) -> set[int]:
         """The different numbers of whole accelerators of the nodes that are open; none in a CPU pool."""
@@ -260,9 +264,15 @@ class PoolNodes:
 
     def free_m(self, later: bool = False) -> int:
         """Free accelerators of usable nodes."""
-        counts, key = (self.free_later if later else self.free_now), self.key
-        free = sum(max(0, own[key]) for i, own in enumerate(counts) if self.usable[i])
+        free = self._sum_of(self.free_later if later else self.free_now)
         return self.pool.cpu_accelerators_m(free) if self.pool.is_cpu else free
+
+    def _sum_of(self, amounts: Iterable[Sequence[int]]) -> int:
+        """The sum of the accelerators of usable nodes; a node that is over-committed counts as 0."""
+        key = self.key
+        return sum(
+            [own[key] for own, is_open in zip(amounts, self.usable, strict=True) if is_open and own[key] > 0]
+        )
 
     def take(self, placement: Placement, sign: int = -1) -> None:
         """Take (or with sign=1 give back) what a placement holds; unknown nodes are ignored."""
@@ -294,20 +304,19 @@ class PoolNodes:
         return found
 
     def _change(self, placement: Placement, now: int, later: int) -> None:
-        first, stale = self.at_round_start, self._stale
-        updates = [(self.free_now, now, stale[0])] if now else []
-        if later:
-            updates.append((self.free_later, later, stale[1]))
+        first, (stale_now, stale_later) = self.at_round_start, self._stale
         for i, amounts in self._each(placement):
+            free_now, free_later = self.free_now[i], self.free_later[i]
             if i not in first:
-                first[i] = (self.free_now[i].copy(), self.free_later[i].copy())
-            for counts, sign, changed in updates:
-                free = counts[i]
-                for k, amount in enumerate(amounts):
-                    if amount:
-                        free[k] += sign * amount
-                changed.add(i)
+                first[i] = (free_now.copy(), free_later.copy())
+            for k, amount in enumerate(amounts):
+                if amount:
+                    free_now[k] += now * amount
+                    free_later[k] += later * amount
+            if now:
+                stale_now.add(i)
             if later:
+                stale_later.add(i)
                 self._unread.add(i)
 
     def withhold(self, i: int, now: Sequence[int], later: Sequence[int], sign: int = -1) -> None:

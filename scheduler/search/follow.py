@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import attrgetter
 
-from ..candidates.candidates import Options
 from ..model.diff import differing
 from ..model.plans import Objective
 from ..model.snapshot import Job, JobId, Node, Snapshot
 from ..model.table import TableView
 from ..model.validate import validate
-from .state import PlanningState
+from .state import Assignment, PlanningState
 
-_VALUED = attrgetter(
+_ASKED = attrgetter(
     "workload_class",
     "tenant",
     "user",
@@ -32,8 +31,10 @@ _VALUED = attrgetter(
     "remaining_work",
     "attained_s",
     "yields",
+    "node_selector",
+    "required_domain",
 )
-"""The fields of a job that its candidates and their values depend on."""
+"""The fields of a job that its candidates, their values and their order depend on."""
 
 _SIZE = attrgetter("name", "pool", "capacity", "domain", "limits_boards")
 """The fields of a node that candidates depend on."""
@@ -54,7 +55,7 @@ def follow(state: PlanningState, snapshot: Snapshot) -> bool:
         return False  # jobs that run may draw something else now
     gone, come = differing(old.jobs, snapshot.jobs)
     names = {job.id for job in come}
-    if len(names) < len(come) or not names.isdisjoint(state.assignments.keys() - {job.id for job in gone}):
+    if len(names) < len(come) or any(name in state.assignments for name in names - {job.id for job in gone}):
         validate(snapshot)
     validate(snapshot, old, come)
     if snapshot.nodes is not old.nodes and not _follows_nodes(state, snapshot):
@@ -133,7 +134,7 @@ def _follow_jobs(
 ) -> None:
     """Jobs that were removed or added (both: they changed), and workload classes with new speeds."""
     assignments = state.assignments
-    changed = {job.id: job for job in come if job.id not in assignments or job != assignments[job.id].job}
+    changed = {job.id: job for job in come if _is_new(job, assignments.get(job.id))}
     there = {job.id for job in come}
     for job in gone:
         if job.id not in there:
@@ -142,20 +143,25 @@ def _follow_jobs(
             state.drop(assignment)
     if classes:
         _follow_speeds(state, changed, classes)
-    pairs = [(job, assignments.get(job.id)) for job in changed.values()]
-    for _, was in pairs:
-        if was is not None:
-            state.drop(was)
-    for job, was in pairs:
-        if was is not None and job.workload_class not in classes and _VALUED(job) == _VALUED(was.job):
-            old = was.option
-            state.add(job, Options(job, old.candidates, old.weight, old.best_speed, old.shared), was)
-            continue
+    other: list[tuple[Job, Assignment | None]] = []
+    for job in changed.values():
+        was = assignments.get(job.id)
+        if was is not None and job.workload_class not in classes and _ASKED(job) == _ASKED(was.job):
+            state.change(was, job)
+        else:
+            other.append((job, was))
+    for job, was in other:
         option = state.candidates.of(job)
         if was is not None:
+            state.drop(was)
             state.holdings.count_demand(was.option, sign=-1)
         state.holdings.count_demand(option)
         state.add(job, option)
+
+
+def _is_new(job: Job, known: Assignment | None) -> bool:
+    """Whether the job was not there or is different. Most that are different run elsewhere, which is seen at once."""
+    return known is None or job.run != known.job.run or job != known.job
 
 
 def _follow_speeds(state: PlanningState, changed: dict[JobId, Job], classes: frozenset[str]) -> None:

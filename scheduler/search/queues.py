@@ -35,6 +35,8 @@ class WaitingQueues:
         self._fresh: dict[JobId, Assignment] = {}
         self._queues: dict[Request, dict[Kind, list[Order]]] = {}
         self._where: dict[JobId, tuple[Request, Kind, Order]] = {}
+        self._lines: dict[str, list[Order]] = {}
+        """The same jobs by tenant, in order."""
         self.stopped: dict[JobId, Assignment] = {}
         """Jobs that were stopped once."""
 
@@ -51,8 +53,8 @@ class WaitingQueues:
             self.stopped.pop(job, None)
             return
         request, kind, order = where
-        queue = self._queues[request][kind]
-        del queue[bisect_left(queue, order)]
+        queue, line = self._queues[request][kind], self._lines[kind[0]]
+        del queue[bisect_left(queue, order)], line[bisect_left(line, order)]
         if not queue:
             del self._queues[request][kind]
             if not self._queues[request]:
@@ -60,7 +62,7 @@ class WaitingQueues:
 
     def sort_again(self, waiting: Iterable[Assignment]) -> None:
         """The order of jobs is another one now; these wait."""
-        for kept in (self._fresh, self._queues, self._where, self.stopped):
+        for kept in (self._fresh, self._queues, self._where, self._lines, self.stopped):
             kept.clear()
         for assignment in waiting:
             self.add(assignment)
@@ -73,12 +75,19 @@ class WaitingQueues:
             request, kind = request_of(assignment), (job.tenant, job.user, _worth(assignment.ranked or ()))
             self._where[job.id] = request, kind, own
             queue = self._queues.setdefault(request, {}).setdefault(kind, [])
-            queue.append(own)
-            grown[id(queue)] = queue
+            line = self._lines.setdefault(job.tenant, [])
+            for grows in (queue, line):
+                grows.append(own)
+                grown[id(grows)] = grows
         for queue in grown.values():
             queue.sort()
         self._fresh.clear()
         return self._queues
+
+    def line(self, tenant: str, order: Callable[[Assignment], Order]) -> Sequence[Order]:
+        """The sort keys of all jobs of a tenant that stand in queues, in order."""
+        self.settled(order)
+        return self._lines.get(tenant, ())
 
 
 def _worth(ranked: Sequence[RankedCandidate]) -> Worth:

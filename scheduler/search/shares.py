@@ -24,7 +24,7 @@ class Shares:
         self._limited: frozenset[str] = frozenset()
         kinds = [kind for kind, amount in state.holdings.capacity_m.items() if amount > 0]
         if len(kinds) > 1 and len(state.holdings.tenants) > 1 and all(map(self._is_scarce, kinds)):
-            waiting = frozenset(one.job.tenant for one in state.waiting.values() if not one.job.yields)
+            waiting = frozenset(tenant for tenant, jobs in state.asking.items() if jobs)
             if len(waiting) > 1:
                 self._limited = waiting
 

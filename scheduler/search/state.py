@@ -124,6 +124,8 @@ class PlanningState:
         """Jobs without a place that may be given one."""
         self.queues = WaitingQueues()
         """Jobs that wait by the snapshot."""
+        self.asking: Counter[str] = Counter()
+        """How many jobs of each tenant wait by the snapshot, without those whose place any other job may take."""
         self.releasing: dict[JobId, Assignment] = {}
         """Jobs whose running attempt is being stopped."""
         self.yielding: dict[JobId, Assignment] = {}
@@ -323,7 +325,10 @@ class PlanningState:
 
     def mean_run_s(self, now: float) -> float:
         """How long the training jobs that run now have run on average; 0 if there are none."""
-        ran = [max(now - since, by_work) for since, by_work in self._ran.values()]
+        ran = [
+            by_work if by_work > (by_clock := now - since) else by_clock
+            for since, by_work in self._ran.values()
+        ]
         return math.fsum(ran) / len(ran) if ran else 0.0
 
     def bound(self) -> float:
@@ -355,86 +360,112 @@ class PlanningState:
 
     # -- adding and removing jobs ---------------------------------------------------------------------------
 
-    def add(self, job: Job, option: Options, was: Assignment | None = None) -> None:
-        """Add a job (`was`: its former assignment, if its request and value are the same)."""
+    def add(self, job: Job, option: Options) -> None:
+        """Add a job."""
         assignment = self.assignments[job.id] = Assignment(job, option)
         self._demand.count(job)
-        if was is not None and _asked(was.job) == _asked(job):
-            assignment.ranked, assignment.best_profit, assignment.value_density = (
-                was.ranked,
-                was.best_profit,
-                was.value_density,
-            )
-        if assignment.ranked is None:
-            self._unranked[job.id] = assignment
-        else:
-            self._best_profits[job.id] = assignment.best_profit
+        self._unranked[job.id] = assignment
+        self._count_priority(job)
         self.sizes[least_m(job)] += 1
-        self.priorities[job.tenant][job.priority] += 1
+        self._enter(assignment)
+
+    def drop(self, assignment: Assignment) -> None:
+        """Remove a job."""
+        job = assignment.job
+        self._leave(assignment)
+        del self.assignments[job.id]
+        self._demand.count(job, -1)
+        self._count_priority(job, -1)
+        size_m = least_m(job)
+        self.sizes[size_m] -= 1
+        if not self.sizes[size_m]:
+            del self.sizes[size_m]
+        self._best_profits.pop(job.id, None)
+        self._unranked.pop(job.id, None)
+
+    def change(self, assignment: Assignment, job: Job) -> None:
+        """Replace the job of an assignment by itself at another moment: its request and its value are the same, and its
+        place, its times or its priority may differ."""
+        self._leave(assignment)
+        was, before = assignment.option, assignment.job
+        assignment.option = Options(job, was.candidates, was.weight, was.best_speed, was.shared)
+        assignment.job = job
+        if job.priority != before.priority:
+            assignment.order = None
+            self._count_priority(before, -1)
+            self._count_priority(job)
+        self._enter(assignment)
+
+    def _count_priority(self, job: Job, sign: int = 1) -> None:
+        own = self.priorities[job.tenant]
+        own[job.priority] += sign
+        if not own[job.priority]:
+            del own[job.priority]
+
+    def _enter(self, assignment: Assignment) -> None:
+        """Count where a job is, and when it was there."""
+        job, option = assignment.job, assignment.option
         if job.last_move_at_s is not None:
             self.moved[job.id] = job.last_move_at_s
         run = job.run
-        if run is not None and job.kind is JobKind.TRAINING:
-            place = run.placement
-            units = max(self.holdings.units_of(place.accelerator, place.accelerators_m), 1e-6)
-            self._ran[job.id] = run.started_at_s, job.attained_s / units
         if run is None:
             self.waiting[job.id] = assignment
             self.queues.add(assignment)
-        elif run.releasing:
+            self.asking[job.tenant] += not job.yields
+            return
+        place = run.placement
+        kind, amount_m = place.accelerator, place.accelerators_m
+        if job.kind is JobKind.TRAINING:
+            units = max(self.holdings.units_of(kind, amount_m), 1e-6)
+            self._ran[job.id] = run.started_at_s, job.attained_s / units
+        counted = self.candidates.draws.counted(job, place)
+        if run.releasing:
             self.releasing[job.id] = assignment
-            self.cluster.take_releasing(self.candidates.draws.counted(job, run.placement))
-            self.holdings.add_releasing(job.tenant, run.placement.accelerator, run.placement.accelerators_m)
-        else:
-            place = self.candidates.draws.counted(job, run.placement)
-            self.cluster.take(place)
-            self.holdings.add_held(
-                job.tenant, job.user, run.placement.accelerator, run.placement.accelerators_m
-            )
-            assignment.placement, assignment.started_at_s = place, run.started_at_s
-            if job.yields:
-                self.yielding[job.id] = assignment
-            assignment.candidate = self.candidates.instance(option, run.placement)
-            if assignment.candidate is not None:
-                self.values[job.id] = assignment.candidate.value
-            self.held.setdefault((run.placement.pool, job.tenant), {})[job.id] = assignment
-            self.follow_place(assignment, run.placement)
+            self.cluster.take_releasing(counted)
+            self.holdings.add_releasing(job.tenant, kind, amount_m)
+            return
+        self.cluster.take(counted)
+        self.holdings.add_held(job.tenant, job.user, kind, amount_m)
+        assignment.placement, assignment.started_at_s = counted, run.started_at_s
+        if job.yields:
+            self.yielding[job.id] = assignment
+        assignment.candidate = self.candidates.instance(option, place)
+        if assignment.candidate is not None:
+            self.values[job.id] = assignment.candidate.value
+        self.held.setdefault((place.pool, job.tenant), {})[job.id] = assignment
+        self.follow_place(assignment, place)
 
-    def drop(self, assignment: Assignment) -> None:
+    def _leave(self, assignment: Assignment) -> None:
+        """Undo `_enter`."""
         job = assignment.job
-        del self.assignments[job.id]
-        self._demand.count(job, -1)
-        for counter, key in ((self.sizes, least_m(job)), (self.priorities[job.tenant], job.priority)):
-            counter[key] -= 1
-            if not counter[key]:
-                del counter[key]
-        for kept in (self.moved, self.values, self._ran, self._best_profits, self._unranked, self.yielding):
-            kept.pop(job.id, None)
+        self.moved.pop(job.id, None)
         run = job.run
         if run is None:
             del self.waiting[job.id]
             self.queues.drop(job.id)
-        elif run.releasing:
+            self.asking[job.tenant] -= not job.yields
+            return
+        place = run.placement
+        kind, amount_m = place.accelerator, place.accelerators_m
+        self._ran.pop(job.id, None)
+        counted = self.candidates.draws.counted(job, place)
+        if run.releasing:
             del self.releasing[job.id]
-            self.cluster.take_releasing(self.candidates.draws.counted(job, run.placement), sign=1)
-            self.holdings.add_releasing(job.tenant, run.placement.accelerator, -run.placement.accelerators_m)
-        else:
-            self.cluster.take(self.candidates.draws.counted(job, run.placement), sign=1)
-            self.holdings.add_held(
-                job.tenant, job.user, run.placement.accelerator, -run.placement.accelerators_m
-            )
-            del self.held[run.placement.pool, job.tenant][job.id]
-            self.follow_place(assignment, run.placement, sign=-1)
+            self.cluster.take_releasing(counted, sign=1)
+            self.holdings.add_releasing(job.tenant, kind, -amount_m)
+            return
+        self.cluster.take(counted, sign=1)
+        self.holdings.add_held(job.tenant, job.user, kind, -amount_m)
+        assignment.placement, assignment.candidate, assignment.started_at_s = None, None, 0.0
+        self.yielding.pop(job.id, None)
+        self.values.pop(job.id, None)
+        del self.held[place.pool, job.tenant][job.id]
+        self.follow_place(assignment, place, sign=-1)
 
 
 def least_m(job: Job) -> int:
     """The least that a job asks for, in thousandths of accelerators."""
     return job.min_pods * job.per_pod.accelerators_m
-
-
-def _asked(job: Job) -> tuple[object, object]:
-    """What the shape numbers of a job depend on besides its candidates."""
-    return job.node_selector, job.required_domain
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,14 +28,15 @@ def lift(round_: Round, blocked: Iterable[Assignment], lacking: Iterable[str] = 
 
     Args:
         blocked: jobs that could not start, in their order.
-        lacking: names of domains on which other jobs lack watts.
+        lacking: names of domains on which other jobs lack watts; read only if watts are limited.
     """
     feeds = round_.cluster.feeds
     capped = [] if feeds is None else [one for one in round_.assignments.values() if _is_capped(one)]
     if feeds is None or not capped:
         return
+    names = set(lacking)
     kept = _lacks(round_, feeds, blocked)
-    kept |= {number for number, domain in enumerate(feeds.domains) if domain.name in set(lacking)}
+    kept |= {number for number, domain in enumerate(feeds.domains) if domain.name in names}
     heap: list[_Step] = []
     for assignment in capped:
         _push(heap, assignment)
