@@ -83,19 +83,21 @@ def plan(snapshot: Snapshot, policy: Policy, now: float, memo: Memo | None = Non
     Raises:
         SnapshotError: a name stands twice, or a node names a pool that does not exist.
     """
-    with _uncollected():
+    with _uncollected(grown=True):
         return _plan(snapshot, policy, now)
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Within this context the cyclic garbage collector rests. A plan makes millions of objects that live until it is done;
-        looking through all of them again and again costs a sixth of its time and finds nothing.
+def _uncollected(grown: bool) -> Iterator[None]:
+    """Within this context the cyclic garbage collector rests. A plan makes millions of objects that live until it is done, an
+    answer to an event tens of thousands; looking through all of them again and again costs a sixth of the time and finds
+    nothing.
 
-        What a plan leaves has no cycles (`Round.end`). So it counts as old at once, which spares the collector from looking
-        through it when it runs again: a tenth of a large plan's time. (What the caller had frozen, imported modules for example,
-        is looked through again from then on, with all that is old, which is seldom.) Cycles that are young when it begins grow old,
-    too: a caller whose process makes them collects them before.
+    Args:
+        grown: count what is left at the end as old, which spares the collector from looking through it when it runs again:
+            a tenth of a large plan's time. What a plan leaves has no cycles (`Round.end`). (What the caller had frozen,
+            imported modules for example, is looked through again from then on, with all that is old, which is seldom.)
+            Cycles that are young when it begins grow old, too: a caller whose process makes them collects them before.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -103,8 +105,9 @@ def _uncollected() -> Iterator[None]:
         yield
     finally:
         if enabled:
-            gc.freeze()
-            gc.unfreeze()  # what was frozen is now the oldest generation
+            if grown:
+                gc.freeze()
+                gc.unfreeze()  # what was frozen is now the oldest generation
             gc.enable()
 
 
@@ -199,6 +202,11 @@ def react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None = None
     Raises:
         SnapshotError: as for `plan`.
     """
+    with _uncollected(grown=False):
+        return _react(snapshot, last, event, memo)
+
+
+def _react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None) -> tuple[Plan, Memo]:
     together = Together.of(snapshot)
     last, event = together.joined(last), together.event(event)
     state = _planning_state(together.snapshot, last, memo)
