@@ -223,7 +223,7 @@ def _clear(bids: _Bids, prices: Floats, chosen: Ints, capacity: float) -> float:
         top = some
         if count < len(some):
             top = some[pays[some] >= np.partition(pays[some], len(some) - count)[len(some) - count]]
-        order = top[np.argsort(-pays[top], kind="stable")]
+        order = top[np.argsort(-pays[top])]  # in which order equal bids stand changes nothing
         sizes = own.sizes[order]
         total = np.cumsum(sizes if own.single else _growth(own.rows[order], sizes)) - ROUNDING
         last = int(np.searchsorted(total, capacity, side="right"))
