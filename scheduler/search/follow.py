@@ -33,6 +33,8 @@ _ASKED = attrgetter(
     "yields",
     "node_selector",
     "required_domain",
+    "more_host_memory_mib",
+    "most_devices",
 )
 """The fields of a job that its candidates, their values and their order depend on."""
 

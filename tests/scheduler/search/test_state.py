@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
 from busbar.scheduler import Job, Objective, Policy, Snapshot, SnapshotError
 from busbar.scheduler.search.follow import follow
+from busbar.scheduler.search.queues import Order
+from busbar.scheduler.search.round import Round
+from busbar.scheduler.search.start import order
 from busbar.scheduler.search.state import PlanningState
 
 from ..build import NOW, cluster, job, nodes, placed
@@ -66,6 +71,50 @@ def test_following_a_change_gives_what_a_new_state_gives() -> None:
     prices = dict(state.market.prices)
     assert follow(state, after)
     assert _facts(state) == _facts(PlanningState(after, POLICY, NOW, prices, state.share_prices))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"most_devices": 1},
+        {"more_host_memory_mib": 200_000},
+        {"required_domain": 1},
+        {"node_selector": (("disk", "fast"),)},
+        {"priority": 300},
+        {"attained_s": 90_000.0},
+        {"user": "ann"},
+        {"yields": True},
+    ],
+)
+def test_following_another_request_of_a_job_gives_what_a_new_state_gives(asked: dict[str, Any]) -> None:
+    before = cluster(_running("a", "a", 3), job("c", "b", size=2), job("d", "b"), job("e", "b"), H100=2)
+    after = replace(before, jobs=tuple(replace(one, **asked) for one in before.jobs[:2]) + before.jobs[2:])
+    state = PlanningState(before, POLICY, NOW)
+    state.rank()
+    _line(state)
+    assert follow(state, after)
+    fresh = PlanningState(after, POLICY, NOW, state.market.prices, state.share_prices)
+    fresh.rank()
+    assert _facts(state) == _facts(fresh)
+    assert _line(state) == _line(fresh)
+    assert {t: n for t, n in state.asking.items() if n} == {t: n for t, n in fresh.asking.items() if n}
+    assert state.priorities == fresh.priorities
+
+
+def test_a_job_that_was_stopped_stands_beside_the_queues() -> None:
+    before = cluster(_running("a", "b", 3), job("c", "b", size=2), job("d", "b"), H100=2)
+    stopped = replace(before.jobs[0], run=None, last_move_at_s=NOW)
+    started = replace(before.jobs[2], run=_running("d", "b", 1).run)
+    state = PlanningState(before, POLICY, NOW)
+    assert [key[-1] for key in _line(state)] == ["uid-d", "uid-c"]
+    assert follow(state, replace(before, jobs=(stopped, before.jobs[1], started)))
+    assert [key[-1] for key in _line(state)] == ["uid-c"]
+    assert state.queues.stopped.keys() == {"uid-a"}
+
+
+def _line(state: PlanningState) -> list[Order]:
+    """The queued jobs of the second tenant, in order."""
+    return list(state.queues.line("b", partial(order, Round(state, NOW))))
 
 
 def test_the_state_is_rebuilt_where_a_change_may_affect_all_jobs() -> None:
