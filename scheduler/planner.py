@@ -275,15 +275,21 @@ def _touched(state: PlanningState, last: Plan, known: RecordIndex, event: Event)
     """Waiting jobs to try whether they fit or not."""
     names = {action.job for action in last.actions if action.to is not None}
     names |= {reservation.job for reservation in last.reservations}
-    freed = {one.tenant for one in event.happened if one.frees}
+    names |= set(filterfalse(known.by_job.__contains__, state.waiting))
+    freed, tenants, classes = set[str](), set[str](), set[str]()
+    for one in event.happened:
+        if one.kind is Happened.ARRIVED or one.kind is Happened.CHANGED:
+            names.add(JobId(one.name))
+        elif one.frees:
+            freed.add(one.tenant)
+        elif one.kind is Happened.TENANT:
+            tenants.add(one.name)
+        elif one.kind is Happened.SPEED:
+            classes.add(one.name)
     for job, record in known.with_react_code.items():
         limited = record.code in (WaitCode.CEILING, WaitCode.BORROW_LIMIT)
         if record.code is WaitCode.PREEMPTING or (limited and record.tenant in freed):
             names.add(job)
-    names |= {JobId(one.name) for one in event.happened if one.kind in (Happened.ARRIVED, Happened.CHANGED)}
-    names |= set(filterfalse(known.by_job.__contains__, state.waiting))
-    tenants = {one.name for one in event.happened if one.kind is Happened.TENANT}
-    classes = {one.name for one in event.happened if one.kind is Happened.SPEED}
     if tenants or classes:
         names |= {
             name

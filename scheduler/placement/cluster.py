@@ -72,7 +72,7 @@ class Cluster:
         own = self.pools.get(placement.pool)
         if own is None:
             return ()
-        if len(placement.nodes) == 1 or all(name in own.index for name in placement.nodes):
+        if len(placement.nodes) == 1 or all(map(own.index.__contains__, placement.nodes)):
             return (own,)
         return [pool for pool in self.pools.values() if any(name in pool.index for name in placement.nodes)]
 

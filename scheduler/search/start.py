@@ -111,7 +111,9 @@ def start_waiting(
     tried = left
     known = -1
     full = _nothing_fits(round_, left)
-    for right, worthwhile in PASSES[-1:] if full else PASSES:
+    for right, worthwhile in PASSES:
+        if full and (right, worthwhile) != PASSES[-1]:
+            continue  # nobody starts, and only the order remains to be found
         if right is Right.BORROWING or _any_could_start(round_, left, blocked, right, worthwhile):
             tried = _pass(round_, left, blocked, right, worthwhile, full)
             left = [assignment for assignment in left if assignment.placement is None]
@@ -122,6 +124,7 @@ def start_waiting(
                 for assignment in left
                 if assignment.job.id in keep or not _hopeless(round_, assignment, blocked)
             ]
+        full = full or all(_hopeless(round_, assignment, blocked) for assignment in left)
     if any(hold.applied and hold.withholds for hold in round_.holds.values()):
         tried = _backfill(round_, tried)
     return [assignment for assignment in tried if assignment.job.id in keep] + _passed(round_, wanted, others)
@@ -256,7 +259,7 @@ def _passed(round_: Round, wanted: list[Assignment], others: list[Assignment]) -
 
 
 def _nothing_fits(round_: Round, assignments: Iterable[Assignment]) -> bool:
-    """Whether no request of these jobs fits: then nobody starts, and only the order remains to be found."""
+    """Whether no request of these jobs fits."""
     least: dict[int, tuple[int, Assignment, RankedCandidate]] = {}
     """The fewest pods of each shape, and whose request that is."""
     one_each = {
