@@ -86,6 +86,15 @@ class ServingReport(CellReport):
     guessed_tokens: Count = 0
     """Guesses of next tokens that were checked."""
     guessed_right: Count = 0
+    drafted_tokens: Count = 0
+    """Those of the guesses that a draft model made."""
+    drafted_right: Count = 0
+    draft_seconds: Amount = 0.0
+    """That the draft model took for its guesses."""
+    draft_weight_bytes: Count = 0
+    """Beside `weight_bytes`."""
+    draft_kv_bytes: Count = 0
+    """Beside `kv_bytes`: one block for each block of the served model."""
     step_model: StepModelReport | None = None
     streamed_bytes: Count = 0
     """Of weights that are read in every step, because memory does not hold them; 0: all stay."""

@@ -138,20 +138,22 @@ class Speed:
         seconds: float,
         wrong: int = 0,
         steps: float = 1,
+        beside_s: float = 0.0,
     ) -> None:
         """One step, or the totals of several. Where prompt tokens are more than those decoded, it counts as prefill;
-        `wrong` of those decoded were guesses that gave no token."""
+        `wrong` of those decoded were guesses that gave no token. `beside_s` went to decoding besides, and is not what the
+        model explains."""
         each = (decoding / steps, context_tokens / steps, prompt_tokens / steps, seconds / steps)
         self.model.learn(*each, weight=(steps / ROW_STEPS) ** 2 if steps > 1 else 1.0)
         prompts_s = seconds * self._prompt_part(decoding, prompt_tokens, seconds)
         self.for_prompts_s += prompts_s
-        self.for_decoding_s += seconds - prompts_s
+        self.for_decoding_s += seconds - prompts_s + beside_s
         if prompt_tokens > decoding:
             self.prefill_tokens += prompt_tokens + decoding - wrong
             self.prefill_s += seconds
         elif decoding:
             self.decode_tokens += decoding - wrong + prompt_tokens
-            self.decode_s += seconds
+            self.decode_s += seconds + beside_s
 
     def _prompt_part(self, decoding: float, prompt_tokens: float, seconds: float) -> float:
         """Of the seconds of a step: of its tokens while nothing better is known."""

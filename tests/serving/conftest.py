@@ -19,6 +19,7 @@ PURE = (
     "test_swap_plan",
     "test_kv_quota",
     "test_batch_work",
+    "test_drafting",
     "test_fairness",
     "test_guesses",
     "test_priority",

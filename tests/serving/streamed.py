@@ -19,7 +19,8 @@ CPU = torch.device("cpu")
 def needs_of(settings: EngineSettings) -> Needs:
     arch = read_architecture(settings.model_dir)
     dtypes = choose_dtypes(settings.dtype, arch.dtype, CPU)
-    reader = WeightReader(settings, arch, CPU, dtypes, context_limit(settings, arch))
+    draft = None if settings.draft_dir is None else read_architecture(settings.draft_dir)
+    reader = WeightReader(settings, arch, CPU, dtypes, context_limit(settings, arch), draft)
     return reader.needs
 
 

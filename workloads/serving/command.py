@@ -143,7 +143,14 @@ Then:
     type=click.IntRange(0, 16),
     default=0,
     show_default=True,
-    help="Guess up to N next tokens from the request's own text and check them in one step; 0: off.",
+    help="Guess up to N next tokens from the request's own text (and by --draft) and check them in one step; 0: off.",
+)
+@click.option(
+    "--draft",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="A small model with the same tokenizer that guesses tokens for --speculate where a request's own text says nothing.  "
+    "[default: none]",
 )
 @click.option(
     "--tpot-ms",
@@ -204,6 +211,7 @@ def serve(
     kv_dtype: str,
     prefix_cache: bool,
     speculate: int,
+    draft: Path | None,
     tpot_ms: float | None,
     deterministic: bool,
     adapters: tuple[str, ...],
@@ -251,6 +259,7 @@ def serve(
                 kv_dtype=kv_dtype,
                 prefix_cache=prefix_cache,
                 speculate=speculate,
+                draft_dir=draft,
                 tpot_ms=tpot_ms,
                 deterministic=deterministic,
                 threads=threads,
@@ -294,8 +303,18 @@ def _announce(settings: object, loaded: Loaded) -> None:
         f"  KV cache: {pool.total} blocks of {shape.block_tokens} tokens in {shape.stored}, "
         f"{loaded.kv_bytes / 2**20:.0f} MiB; context up to {core.max_model_len} tokens\n"
         f"  host KV tier: {pool.host.total} blocks\n"
+        f"{_draft_line(loaded)}"
         f"  attention: {loaded.attention} (tried: {'; '.join(map(str, loaded.trials))})\n"
         f"  greedy output independent of the batch: "
         f"{'yes' if loaded.batch_invariant else 'no, on this machine' if core.runner.decoder.fixed_order else 'not promised (--deterministic)'}; loaded in {loaded.load_s:.1f} s",
         err=True,
+    )
+
+
+def _draft_line(loaded: Loaded) -> str:
+    if (draft := loaded.draft) is None:
+        return ""
+    return (
+        f"  draft: {draft.parameters / 1e6:.1f} M parameters, {draft.weight_bytes / 2**20:.0f} MiB, and "
+        f"{draft.kv_bytes / 2**20:.0f} MiB of KV cache\n"
     )

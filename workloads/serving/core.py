@@ -20,6 +20,8 @@ from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.blocks import CopyCost
 from busbar.workloads.serving.budget import MARGIN, step_budget
 from busbar.workloads.serving.delta import Delta
+from busbar.workloads.serving.draft import Draft
+from busbar.workloads.serving.drafting import Drafts
 from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.fairness import NOBODY, Owner
 from busbar.workloads.serving.flight import Flight
@@ -59,8 +61,9 @@ class EngineCore:
         clock: Callable[[], float],
         tpot_s: float | None = None,
         guesses: int = 0,
+        draft: Draft | None = None,
     ) -> None:
-        """With `guesses`, so many next tokens of a request are guessed and checked in a step at most."""
+        """With `guesses`, so many next tokens of a request are guessed and checked in a step at most; also by the `draft`."""
         self.scheduler = scheduler
         self.runner = runner
         self.tokenizer = tokenizer
@@ -70,7 +73,9 @@ class EngineCore:
         self.speed = Speed()
         self.tpot_s = tpot_s
         limit_s = inf if tpot_s is None else MARGIN * tpot_s
-        self.speculation = Speculation(guesses, limit_s) if guesses else None
+        self.draft = draft
+        drafts = None if draft is None else Drafts(draft, scheduler.limits.max_batched_tokens)
+        self.speculation = Speculation(guesses, limit_s, drafts) if guesses else None
         self.least_prompt_tokens = LEAST_PROMPT_TOKENS
         """Of a step that computes prompts, also where the promised time per token is short. While layers are streamed as
         many as are computed in the time that the step takes anyway."""
@@ -229,7 +234,7 @@ class EngineCore:
             else:
                 deltas += self._take(live, own, now)
         explains = any(chunk.sequence.explains for chunk, _ in outcome.states)
-        self._record(step, now - flight.began, explains, wrong=len(drawn) - len(deltas))
+        self._record(flight, now - flight.began, explains, wrong=len(drawn) - len(deltas))
         deltas += [self._vector(self._of[chunk.sequence], now) for chunk in texts]
         self._gauges()
         return deltas
@@ -251,11 +256,7 @@ class EngineCore:
             self._learn_copies(self.runner.mover)
         decoding = [s for s in self.scheduler.running if s.missing == 1]
         budget = self._budget(decoding)
-        if self.speculation is None:
-            step = self.scheduler.plan(budget)
-        else:
-            lives = [self._of[s] for s in decoding]
-            step = self.scheduler.plan(budget, self.speculation.propose(lives, bool(self.scheduler.waiting)))
+        step = self.scheduler.plan(budget, self._guesses(decoding))
         for sequence in step.joined:
             live = self._of[sequence]
             live.joined_s = began if live.joined_s is None else live.joined_s
@@ -264,7 +265,17 @@ class EngineCore:
         if not step.chunks:
             self._wait_for_copies(step)
             return None
-        return Flight(step, self.runner.run(step), began)
+        drafted_s = 0.0 if self.speculation is None else self.speculation.drafted_s
+        return Flight(step, self.runner.run(step), began, drafted_s)
+
+    def _guesses(self, decoding: Tokens[Sequence]) -> Mapping[Sequence, list[int]]:
+        """A draft takes part where no prompt is computed, which would need what its guesses take of the step."""
+        if self.speculation is None:
+            return {}
+        scheduler, lives = self.scheduler, [self._of[s] for s in decoding]
+        only_decodes = 0 < len(decoding) == len(scheduler.running)
+        room = scheduler.room if only_decodes else None
+        return self.speculation.propose(lives, bool(scheduler.waiting), room)
 
     def _landed(self) -> Flight | None:
         """What was launched ahead, for those who still want it."""
@@ -440,6 +451,8 @@ class EngineCore:
         del self._live[live.id]
         del self._of[live.sequence]
         self.scheduler.finish(live.sequence)
+        if self.speculation is not None:
+            self.speculation.forget(live.sequence)
         if not self._live:
             self._flight = None
         metrics = self.metrics
@@ -450,16 +463,17 @@ class EngineCore:
             return
         live.observe(metrics, now)
 
-    def _record(self, step: Step, seconds: float, explains: bool, wrong: int) -> None:
-        """Guesses are rows like others, but read the context of the row before them."""
+    def _record(self, flight: Flight, seconds: float, explains: bool, wrong: int) -> None:
+        """Guesses are rows like others, but read the context of the row before them. A draft's time is not the step's."""
+        step, drafted_s = flight.step, flight.drafted_s
         decoding = [c for c in step.chunks if c.count == 1]
         context = sum(c.start + c.count for c in step.chunks if c.guess is None)
         if not explains:  # such a step takes longer than others of its size
             prompt = step.token_count - len(decoding)
-            self.speed.record(len(decoding), context, prompt, seconds, wrong)
+            self.speed.record(len(decoding), context, prompt, seconds - drafted_s, wrong, beside_s=drafted_s)
             if self.speculation is not None and not prompt:
                 guesses = sum(c.guess is not None for c in decoding)
-                self.speculation.costs.learn(len(decoding) - guesses, context, guesses, seconds)
+                self.speculation.costs.learn(len(decoding) - guesses, context, guesses, seconds - drafted_s)
         self.metrics.step_tokens.observe(step.token_count)
 
     def _gauges(self) -> None:

@@ -23,6 +23,8 @@ class Flight:
     step: Step
     outcome: Outcome
     began: float
+    drafted_s: float = 0.0
+    """Of the seconds since then those that a draft took to guess."""
 
     def landed(self, is_live: Callable[[Chunk], bool]) -> Flight | None:
         """What there is for those who still want it: of live requests that run. None: nobody does."""

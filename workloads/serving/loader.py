@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from busbar.workloads.serving.balance import key_peaks
 from busbar.workloads.serving.blocks import BlockPool
 from busbar.workloads.serving.chat import ChatTemplate, load_chat_template
 from busbar.workloads.serving.core import EngineCore
+from busbar.workloads.serving.draft_load import DraftWeights, draft_shape, make_draft, read_draft
 from busbar.workloads.serving.errors import (
     AdapterInvalid,
     MemoryTooSmall,
@@ -40,12 +42,23 @@ from busbar.workloads.serving.settings import STEP_TOKENS, EngineSettings
 from busbar.workloads.serving.step_probe import choose_graphs
 from busbar.workloads.serving.stream_load import Streaming, WeightReader
 from busbar.workloads.serving.text import load_tokenizer
-from busbar.workloads.serving.weights import Weights
+from busbar.workloads.serving.weights import Weights, load_weights
 
 log = logging.getLogger(__name__)
 CPU_KV_BYTES = 256 * 2**20
 GPU_KV_SHARE = 0.85
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class LoadedDraft:
+    """The draft model, which is `core.draft`."""
+
+    parameters: int
+    weight_bytes: int
+    kv_bytes: int
+    read_weights: Callable[[], Weights]
+    """As of `Loaded`."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +87,15 @@ class Loaded:
     """Reads the model folder again. Raises ModelError where it is gone, or holds another model."""
     streaming: Streaming | None
     """None: all layers stay in memory."""
+    draft: LoadedDraft | None = None
+
+    @property
+    def models(self) -> list[tuple[Runner, Callable[[], Weights]]]:
+        """What computes, each with what reads its weights again."""
+        models = [(self.core.runner, self.read_weights)]
+        if self.draft is not None and self.core.draft is not None:
+            models.append((self.core.draft.runner, self.draft.read_weights))
+        return models
 
 
 def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = time.monotonic) -> Loaded:
@@ -91,15 +113,27 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
     weight_dtype, kv_dtype = choose_dtypes(settings.dtype, arch.dtype, device)
     torch.set_num_threads(settings.threads or usable_processors())
     wanted = context_limit(settings, arch)
-    reader = WeightReader(settings, arch, device, (weight_dtype, kv_dtype), wanted)
+    draft_dir, draft_arch = settings.draft_dir, None
+    if draft_dir is not None:
+        draft_arch = read_draft(draft_dir, tokenizer)
+    reader = WeightReader(settings, arch, device, (weight_dtype, kv_dtype), wanted, draft_arch)
     reading = reader.read()
     weights, settings, streaming = reading.weights, reading.settings, reading.streaming
-    core, trials, invariant = assemble(settings, arch, weights, kv_dtype, tokenizer, model_id, clock)
+    draft = loaded_draft = None
+    if draft_dir is not None and draft_arch is not None:
+        read_again = _reader_again(
+            draft_dir, partial(load_weights, draft_dir, draft_arch, device, weight_dtype)
+        )
+        draft = DraftWeights(draft_arch, read_again())
+    core, trials, invariant = assemble(settings, arch, weights, kv_dtype, tokenizer, model_id, clock, draft)
+    if draft is not None and core.draft is not None:
+        cache_bytes = core.draft.runner.cache.bytes
+        loaded_draft = LoadedDraft(draft.arch.parameter_count, draft.weights.bytes, cache_bytes, read_again)
     if streaming is not None:
         core.least_prompt_tokens = max(core.least_prompt_tokens, streaming.hidden_tokens)
         core.speed.model.theta[0] = streaming.pass_s  # until steps have been measured
     core.grammars.prepare()
-    identity = model_identity(settings.model_dir)
+    read_weights = _reader_again(settings.model_dir, lambda: reader.read().weights)
     adapters = AdapterStore(arch, device, weight_dtype, settings.adapter_bytes)
     refused = _add_all(adapters, settings)
     return Loaded(
@@ -117,22 +151,29 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
         attention=core.runner.decoder.attention_name,
         batch_invariant=invariant,
         load_s=time.monotonic() - began,
-        identity=identity,
+        identity=model_identity(settings.model_dir),
         adapters=adapters,
         refused_adapters=refused,
-        read_weights=lambda: _read_again(settings.model_dir, identity, reader),
+        read_weights=read_weights,
         streaming=streaming,
+        draft=loaded_draft,
     )
 
 
-def _read_again(folder: Path, identity: str, reader: WeightReader) -> Weights:
-    try:
-        same = model_identity(folder) == identity
-    except OSError as error:
-        raise ModelFileMissing(f"{folder} cannot be read any more: {error.strerror or error}") from error
-    if not same:
-        raise ModelCorrupt(f"{folder} holds another model than the one that was served; start anew")
-    return reader.read().weights
+def _reader_again(folder: Path, read: Callable[[], Weights]) -> Callable[[], Weights]:
+    """`read`, refused where the folder does not hold the model any more that it holds now."""
+    identity = model_identity(folder)
+
+    def read_again() -> Weights:
+        try:
+            same = model_identity(folder) == identity
+        except OSError as error:
+            raise ModelFileMissing(f"{folder} cannot be read any more: {error.strerror or error}") from error
+        if not same:
+            raise ModelCorrupt(f"{folder} holds another model than the one that was served; start anew")
+        return read()
+
+    return read_again
 
 
 def _add_all(adapters: AdapterStore, settings: EngineSettings) -> dict[str, str]:
@@ -157,12 +198,14 @@ def assemble(
     tokenizer: Tokenizer,
     model_id: str,
     clock: Callable[[], float],
+    draft: DraftWeights | None = None,
 ) -> tuple[EngineCore, list[Trial], bool]:
-    """The engine around weights that are in memory already."""
+    """The engine around weights that are in memory already; with a `draft` it guesses, too."""
     device = weights.embedding.device
     shape = KvShape.of(arch, settings.block_tokens, kv_dtype, kvcodes.FORMS.get(settings.kv_dtype))
     wanted = context_limit(settings, arch)
-    blocks = block_count(settings, shape, wanted, kv_budget(settings.kv_bytes, device))
+    beside = 0 if draft is None else draft_shape(draft.arch, settings.block_tokens, kv_dtype).block_bytes
+    blocks = block_count(settings, shape, wanted, kv_budget(settings.kv_bytes, device), beside)
     max_model_len = min(wanted, blocks * settings.block_tokens)
     attention, trials = choose_backend(shape, arch.heads, device)
     in_place = None
@@ -186,6 +229,10 @@ def assemble(
     metrics.cache_config(settings.block_tokens, blocks, shape.stored)
     runner = Runner(decoder, cache, adapters_together=not settings.deterministic, mover=mover)
     trials += choose_graphs(runner, settings.max_running * (1 + settings.speculate))
+    drafter = None
+    if draft is not None:
+        drafter, tried = make_draft(draft, settings, kv_dtype, blocks, max_model_len, arch, clock)
+        trials += tried
     core = EngineCore(
         Scheduler(pool, limits, Quotas(dict(settings.kv_quotas), blocks)),
         runner,
@@ -196,6 +243,7 @@ def assemble(
         clock,
         None if settings.tpot_ms is None else settings.tpot_ms / 1e3,
         settings.speculate,
+        drafter,
     )
     return core, trials, invariant
 
@@ -250,14 +298,16 @@ def kv_budget(asked: int | None, device: torch.device) -> int:
     return CPU_KV_BYTES
 
 
-def block_count(settings: EngineSettings, shape: KvShape, max_len: int, budget: int) -> int:
-    """Usable blocks within `budget` bytes (one more is scratch), no more than could ever be used."""
-    blocks = budget // shape.block_bytes - 1
+def block_count(settings: EngineSettings, shape: KvShape, max_len: int, budget: int, beside: int = 0) -> int:
+    """Usable blocks within `budget` bytes (one more is scratch), no more than could ever be used. A draft's block of `beside`
+    bytes comes with each."""
+    block_bytes = shape.block_bytes + beside
+    blocks = budget // block_bytes - 1
     if blocks < 1:
         raise MemoryTooSmall(
             f"{budget} bytes for the KV cache hold no block: one block of {shape.block_tokens} tokens "
-            f"takes {shape.block_bytes} bytes and two are the least (one is scratch); give at least "
-            f"{2 * shape.block_bytes} (--kv-memory, or kvCacheMemory of the ModelService)"
+            f"takes {block_bytes} bytes and two are the least (one is scratch); give at least "
+            f"{2 * block_bytes} (--kv-memory, or kvCacheMemory of the ModelService)"
         )
     most = settings.max_running * padded_columns(-(-max_len // shape.block_tokens), shape.block_tokens)
     return min(blocks, most)

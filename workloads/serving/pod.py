@@ -18,7 +18,7 @@ from busbar.kube.contracts.bearers import Role, bearers_in
 from busbar.kube.contracts.workload import ARTIFACTS_ROOT, PORT, Env
 from busbar.kube.types.meta import claim_of
 from busbar.workloads.machine.limits import usable_processors
-from busbar.workloads.serving.errors import SettingsError
+from busbar.workloads.serving.errors import SettingsError, shown
 from busbar.workloads.serving.quota import Quota
 from busbar.workloads.serving.settings import (
     AdapterSource,
@@ -151,6 +151,7 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--no-prefix-cache", action="store_false", dest="prefix_cache")
     parser.add_argument("--stall-seconds", type=float, dest="stall_s")
     parser.add_argument("--memory", type=_memory, dest="memory_bytes")
+    parser.add_argument("--draft", type=_draft, dest="draft_dir")
     for name in ("device", "dtype", "weights", "weights-dtype", "kv-dtype"):
         parser.add_argument(f"--{name}")
     found = vars(parser.parse_args(list(words)))
@@ -161,6 +162,17 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
 
 def _memory(text: str) -> int:
     return parse_bytes(text, "spec.args: --memory")
+
+
+def _draft(address: str) -> Path:
+    """Of a pvc:// address: its claim is that of the model or of an adapter, which the operator mounts."""
+    try:
+        claim, path = claim_of(address)
+    except ValueError as error:
+        raise SettingsError(
+            f"spec.args: --draft {shown(address)} must be pvc://CLAIM/FOLDER, with the claim of the model or of an adapter"
+        ) from error
+    return Path(ARTIFACTS_ROOT) / claim / path
 
 
 def _host_kv_memory(text: str) -> int:

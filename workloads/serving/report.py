@@ -54,6 +54,7 @@ def table_report(loaded: Loaded, settings: ServerSettings) -> ServingReport:
         "loadSeconds": round(loaded.load_s, 3),
         "guessedTokens": 0 if core.speculation is None else core.speculation.proposed_total,
         "guessedRight": 0 if core.speculation is None else core.speculation.accepted_total,
+        **_drafted(loaded),
         **core.speed.report(),
         **_streamed(loaded),
     }
@@ -65,6 +66,20 @@ def _mode(loaded: Loaded) -> str:
     if loaded.streaming is not None:
         return "stream"
     return loaded.weights_stored if loaded.weights_stored in FORMS else "resident"
+
+
+def _drafted(loaded: Loaded) -> dict[str, object]:
+    found, speculation = loaded.draft, loaded.core.speculation
+    if found is None or speculation is None or speculation.drafts is None:
+        return {}
+    drafts = speculation.drafts
+    return {
+        "draftWeightBytes": found.weight_bytes,
+        "draftKvBytes": found.kv_bytes,
+        "draftedTokens": drafts.proposed_total,
+        "draftedRight": drafts.accepted_total,
+        "draftSeconds": drafts.model.seconds,
+    }
 
 
 def _streamed(loaded: Loaded) -> dict[str, object]:

@@ -267,6 +267,16 @@ class Scheduler:
         self.pool.give_back(sequence.blocks[kept:])
         del sequence.blocks[kept:]
 
+    def room(self, sequence: Sequence) -> int:
+        """For so many guesses behind its tokens there are blocks, for which nobody has to wait."""
+        tenant = sequence.owner.tenant
+        spare = min(
+            self.pool.free - self._preemption.watermark(),
+            self.quotas.most(tenant) - self.pool.held[tenant],
+        )
+        blocks = max(0, spare) + len(sequence.blocks)
+        return max(0, blocks * self.limits.block_tokens - len(sequence.tokens))
+
     # -- inside -------------------------------------------------------------------------------
 
     def _fill(
@@ -321,17 +331,11 @@ class Scheduler:
         chunks: list[Chunk] = []
         for sequence in decoding:
             first, wanted = len(sequence.tokens), guesses.get(sequence, ())
-            tenant = sequence.owner.tenant
-            spare = min(
-                self.pool.free - self._preemption.watermark(),
-                self.quotas.most(tenant) - self.pool.held[tenant],
-            )
-            spare = max(0, spare) + len(sequence.blocks)
-            count = min(len(wanted), budget, spare * self.limits.block_tokens - first)
+            count = min(len(wanted), budget, self.room(sequence))
             if count < 1:
                 continue
             need = self._blocks_for(first + count) - len(sequence.blocks)
-            sequence.blocks += self.pool.take(max(0, need), tenant)
+            sequence.blocks += self.pool.take(max(0, need), sequence.owner.tenant)
             chunks += [Chunk(sequence, first + i, 1, wanted[i]) for i in range(count)]
             budget -= count
         return chunks

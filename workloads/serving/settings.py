@@ -83,6 +83,8 @@ class EngineSettings:
     """Time per token that running requests shall keep: sizes the pieces of prompts. None: max_batched_tokens always."""
     speculate: int = 0
     """Tokens of a request that are guessed from its own text and checked in one step, at most; 0: none."""
+    draft_dir: Path | None = None
+    """A small model with the same tokenizer, which guesses where a request's own text says nothing; None: none does."""
     deterministic: bool = False
     """Compute in a fixed order: a request's logits do not depend on the other requests, bit for bit (slower on a
     CPU)."""
@@ -118,6 +120,11 @@ class EngineSettings:
             raise SettingsError(f"tpot_ms must be above 0, not {self.tpot_ms:g}")
         if not 0 <= self.speculate <= MOST_GUESSES:
             raise SettingsError(f"speculate must be 0 to {MOST_GUESSES}, not {self.speculate}")
+        if self.draft_dir is not None and not self.speculate:
+            raise SettingsError(
+                "--draft names a model that guesses tokens, and --speculate says how many; add --speculate 4, or leave --draft "
+                "out"
+            )
         if self.block_tokens not in {1 << n for n in range(9)}:
             raise SettingsError(f"block size {self.block_tokens} is not a power of two up to 256")
         for name in (

@@ -6,7 +6,7 @@
                           are not in memory then
     2       dropped       dropped, and read from the model folder again    dropped
 
-The KV cache is that of the device and of the host. The process, its tokenizer, grammars and start-up checks stay. Adapters are read again when they are asked for. All of
+The KV cache is that of the device and of the host. A draft model sleeps as the served one does. The process, its tokenizer, grammars and start-up checks stay. Adapters are read again when they are asked for. All of
 this runs in the engine's thread, between two steps.
 """
 
@@ -34,13 +34,14 @@ def fall_asleep(loaded: Loaded, level: SleepLevel) -> None:
     """Gives memory back. Nothing may run or wait; a sleeping engine may go to the deeper level."""
     core, on_gpu = loaded.core, loaded.device.type == "cuda"
     core.scheduler.forget()
-    core.runner.release()
-    decoder = core.runner.decoder
-    decoder.weights.layers.rest()
-    if level is SleepLevel.WEIGHTS_DROPPED:
-        decoder.weights = decoder.weights.dropped()
-    elif on_gpu:
-        decoder.weights = decoder.weights.moved(_pinned)
+    for runner, _ in loaded.models:
+        runner.release()
+        decoder = runner.decoder
+        decoder.weights.layers.rest()
+        if level is SleepLevel.WEIGHTS_DROPPED:
+            decoder.weights = decoder.weights.dropped()
+        elif on_gpu:
+            decoder.weights = decoder.weights.moved(_pinned)
     if level is SleepLevel.WEIGHTS_DROPPED or on_gpu:
         loaded.adapters.empty()
     gc.collect()
@@ -53,12 +54,13 @@ def fall_asleep(loaded: Loaded, level: SleepLevel) -> None:
 def wake(loaded: Loaded) -> None:
     """The reverse. Raises ModelError where the model folder has changed, and what torch raises where the memory is
     gone."""
-    decoder = loaded.core.runner.decoder
-    if not len(decoder.weights.layers):
-        decoder.weights = loaded.read_weights()
-    elif decoder.weights.embedding.device != loaded.device:
-        decoder.weights = decoder.weights.moved(lambda tensor: tensor.to(loaded.device))
-    loaded.core.runner.allocate()
+    for runner, read in loaded.models:
+        decoder = runner.decoder
+        if not len(decoder.weights.layers):
+            decoder.weights = read()
+        elif decoder.weights.embedding.device != loaded.device:
+            decoder.weights = decoder.weights.moved(lambda tensor: tensor.to(loaded.device))
+        runner.allocate()
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,11 +13,14 @@ with the one that would have been guessed.
 A step with guesses takes longer for all requests of the batch. While others wait for their places, more tokens in less
 time help everybody. While nobody waits, a request that ends early helps only itself, so guesses are made only where
 most of the batch has good ones.
+
+Where nothing is found that way, or the request's guesses of a draft model were right more often, the draft guesses, if there
+is one (`drafting.py`). Its guesses are checked like all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -27,6 +30,7 @@ from busbar.scheduler.fit.online import OnlineStepModel
 
 if TYPE_CHECKING:
     from busbar.workloads.serving import sequence
+    from busbar.workloads.serving.drafting import Drafts
     from busbar.workloads.serving.live import Live
 
 MATCH = 3
@@ -47,6 +51,22 @@ PRIOR = 4.0
 ID_BITS = 21
 MOST_AT_ONCE = 4096
 """Tokens of a long prompt that are read in one step (about 2 ms), so that nobody waits for all of them."""
+
+
+Room = Callable[["sequence.Sequence"], int]
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """A step before a draft has guessed for it."""
+
+    tokens: float
+    """That it is expected to yield."""
+    seconds: float = 0.0
+    """0: not known yet."""
+    row_s: float = 0.0
+    """Of one more row."""
+    limit_s: float = inf
 
 
 class Lookup:
@@ -106,7 +126,11 @@ class Guesser:
     """Of tokens that were guessed right."""
     lookup: Lookup = field(default_factory=Lookup)
     guesses: list[int] = field(default_factory=list)
-    """Of the present step, whether they are checked or not."""
+    """Of the present step, by lookup, whether they are checked or not."""
+    drafting: Rate | None = None
+    """Of the draft's guesses that were right; None: there is no draft."""
+    drafted: list[int] = field(default_factory=list)
+    """The draft's of the present step; where there are some, they are what is checked."""
 
 
 class RowCosts:
@@ -133,7 +157,10 @@ class RowCosts:
 class Speculation:
     """Decides for the whole batch, and counts."""
 
-    def __init__(self, most: int, limit_s: float = inf) -> None:
+    def __init__(self, most: int, limit_s: float = inf, drafts: Drafts | None = None) -> None:
+        self.drafts = drafts
+        self.drafted_s = 0.0
+        """Seconds that the draft took for the last proposal."""
         self.most = most
         """Guesses of one request in one step."""
         self.limit_s = limit_s
@@ -150,10 +177,24 @@ class Speculation:
     def guesser(self) -> Guesser:
         """For a new request."""
         rate, hits = self._overall.rate.value, self._overall.hits.value
-        return Guesser(Rate(PRIOR * rate, PRIOR, 0.95), Rate(PRIOR * hits, PRIOR, 0.95))
+        drafting = None if self.drafts is None else self.drafts.rate()
+        return Guesser(Rate(PRIOR * rate, PRIOR, 0.95), Rate(PRIOR * hits, PRIOR, 0.95), drafting=drafting)
 
-    def propose(self, decoding: Sequence[Live], others_wait: bool) -> dict[sequence.Sequence, list[int]]:
-        """The guesses to check in a step in which these requests decode."""
+    def propose(
+        self, decoding: Sequence[Live], others_wait: bool, room: Room | None = None
+    ) -> dict[sequence.Sequence, list[int]]:
+        """The guesses to check in a step in which these requests decode. The draft takes part where `room` is given, which says
+        for how many guesses of a request there are blocks."""
+        found = self._look_up(decoding, others_wait)
+        self.drafted_s = 0.0
+        for live in decoding:
+            if live.guesser is not None:
+                live.guesser.drafted = []
+        if self.drafts is not None and room is not None:
+            found |= self._draft(self.drafts, decoding, others_wait, room, found)
+        return found
+
+    def _look_up(self, decoding: Sequence[Live], others_wait: bool) -> dict[sequence.Sequence, list[int]]:
         asked: list[tuple[sequence.Sequence, Guesser]] = []
         for live in decoding:
             if live.guesser is not None and live.sampled >= live.params.min_tokens:
@@ -172,6 +213,44 @@ class Speculation:
             for (sequence, guesser), depth in zip(asked, depths, strict=True)
             if depth
         }
+
+    def _draft(
+        self,
+        drafts: Drafts,
+        decoding: Sequence[Live],
+        others_wait: bool,
+        room: Room,
+        found: Mapping[sequence.Sequence, list[int]],
+    ) -> dict[sequence.Sequence, list[int]]:
+        """Guesses of the draft, for requests without one in `found` or with better drafts than lookups."""
+        asked: dict[Live, int] = {}
+        context = sum(len(live.sequence.tokens) for live in decoding)
+        seconds, row_s = self.costs.of(len(decoding), context) or (0.0, 0.0)
+        tokens, rows, sure = float(len(decoding)), 0, 0
+        for live in decoding:
+            guesser, sequence = live.guesser, live.sequence
+            if guesser is None or guesser.drafting is None or live.sampled < live.params.min_tokens:
+                continue
+            if sequence in found and guesser.rate.value >= guesser.drafting.value:
+                depth = len(found[sequence])
+                tokens += sum(_chances(guesser.rate.value, depth))
+                rows, sure = rows + depth, sure + (guesser.hits.value >= GOOD)
+            else:
+                most = min(self.most, sequence.max_total - len(sequence.tokens) - 1)
+                asked[live] = min(most, room(sequence))
+        before = drafts.model.seconds
+        costs = StepCosts(tokens, seconds + rows * row_s, row_s, self.limit_s)
+        guesses = drafts.propose(asked, sure, len(decoding), costs, others_wait)
+        self.drafted_s = drafts.model.seconds - before
+        for live, drafted in guesses.items():
+            if live.guesser is not None:
+                live.guesser.drafted = drafted
+        return {live.sequence: drafted for live, drafted in guesses.items()}
+
+    def forget(self, sequence: sequence.Sequence) -> None:
+        """The request has ended."""
+        if self.drafts is not None:
+            self.drafts.model.forget(sequence)
 
     def depths(self, guessers: Collection[Guesser], decoding: int, context_tokens: int) -> list[int]:
         """How many of each one's guesses to check in a step in which `decoding` requests with so much context decode."""
@@ -202,6 +281,9 @@ class Speculation:
             self.drafts_total += 1
             self.proposed_total += checked
             self.accepted_total += len(sampled) - 1
+        if guesser.drafted and self.drafts is not None:
+            self.drafts.learn(guesser, checked, sampled)
+            checked = 0
         each = (guesser, self._overall)
         for guess, token in zip(guesser.guesses[: max(1, checked)], sampled, strict=False):
             for known in each:

@@ -22,6 +22,7 @@ from busbar.workloads.machine.limits import host_limit_bytes
 from busbar.workloads.serving import kvcodes, weightcodes
 from busbar.workloads.serving.architecture import Architecture
 from busbar.workloads.serving.attention import padded_columns
+from busbar.workloads.serving.draft_load import draft_shape
 from busbar.workloads.serving.errors import MemoryTooSmall, ModelFileMissing, ModelUnsupported
 from busbar.workloads.serving.identity import model_identity
 from busbar.workloads.serving.kvcache import KvShape
@@ -87,12 +88,14 @@ class WeightReader:
         device: torch.device,
         dtypes: tuple[torch.dtype, torch.dtype],
         wanted: int,
+        draft: Architecture | None = None,
     ) -> None:
-        """`dtypes` of weights and of keys and values; `wanted` is the context's length."""
+        """`dtypes` of weights and of keys and values; `wanted` is the context's length. A `draft` takes memory, too."""
         self._settings, self._arch, self._device = settings, arch, device
         self._dtype, self._kv_dtype = dtypes
         self._form = weightcodes.FORMS.get(settings.weights_dtype)
         self._wanted = wanted
+        self._draft = draft
         self._plan: StreamPlan | None = None
 
     def read(self) -> Reading:
@@ -156,6 +159,11 @@ class WeightReader:
         return found
 
     def _refusal(self, needs: Needs, memory: int) -> str:
+        if needs.draft_bytes and needs.resident_bytes - needs.draft_bytes <= memory:
+            return (
+                f"the model and its draft need {needs.resident_bytes / 2**20:.0f} MiB, the draft {needs.draft_bytes / 2**20:.0f} "
+                f"of them, and {memory / 2**20:.0f} MiB of memory are free. It fits without --draft"
+            )
         text = (
             f"the model needs {needs.resident_bytes / 2**20:.0f} MiB and {memory / 2**20:.0f} MiB of memory are free. It fits "
             "with "
@@ -170,9 +178,12 @@ class WeightReader:
     def _needs(self, form: WeightForm | None) -> Needs:
         arch, settings, element = self._arch, self._settings, self._dtype.itemsize
         shape = KvShape.of(arch, settings.block_tokens, self._kv_dtype, kvcodes.FORMS.get(settings.kv_dtype))
+        block_bytes, draft_bytes = shape.block_bytes, 0
+        if self._draft is not None:
+            block_bytes += draft_shape(self._draft, settings.block_tokens, self._kv_dtype).block_bytes
+            layers = self._draft.layers * LayerLayout.of(self._draft, self._dtype, None).size
+            draft_bytes = self._tables(self._draft) + layers
         columns = padded_columns(-(-self._wanted // settings.block_tokens), settings.block_tokens)
-        tables = arch.vocab_size * arch.hidden * (1 if arch.tied else 2) * element
-        logits = 3 * 4 * arch.vocab_size * settings.max_running
         heads = (arch.heads + 2 * arch.kv_heads) * arch.head_dim
         # Alive at once at most: of attention x, its norm and four copies of queries, keys and values; of the MLP gate, up
         # and their product; of experts what each is given and gives, sorted, unsorted and in float32, too.
@@ -183,14 +194,20 @@ class WeightReader:
         return Needs(
             layers=arch.layers,
             layer_bytes=LayerLayout.of(arch, self._dtype, form).size,
-            fixed_bytes=tables + logits + _adapter_bytes(settings),
+            fixed_bytes=self._tables(arch) + _adapter_bytes(settings),
             token_bytes=row * max(element, 4),
-            block_bytes=shape.block_bytes,
+            block_bytes=block_bytes,
             most_blocks=settings.max_running * columns,
             kv_bytes=settings.kv_bytes,
             tokens=settings.max_batched_tokens,
             depth=settings.stream_depth,
+            draft_bytes=draft_bytes,
         )
+
+    def _tables(self, arch: Architecture) -> int:
+        """Bytes of embedding, head, and the logits of a step."""
+        tables = arch.vocab_size * arch.hidden * (1 if arch.tied else 2) * self._dtype.itemsize
+        return tables + 3 * 4 * arch.vocab_size * self._settings.max_running
 
     def _streamed(self, plan: StreamPlan) -> tuple[StreamedLayers, Weights]:
         arch, folder = self._arch, self._settings.model_dir

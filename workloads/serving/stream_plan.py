@@ -47,6 +47,8 @@ class Needs:
     """Of a step, asked for."""
     depth: int | None = None
     """Layers read ahead, asked for; None: one, or more small ones."""
+    draft_bytes: int = 0
+    """Of a draft model: its weights and its logits of a step. Its part of a KV block is in `block_bytes`."""
 
     @property
     def slots(self) -> int:
@@ -66,13 +68,17 @@ class Needs:
     def least_bytes(self) -> int:
         """With which streaming works at all."""
         work = self.least_tokens * self.token_bytes
-        return self.fixed_bytes + self.slots * self.layer_bytes + self.least_kv + work
+        return self._always + self.slots * self.layer_bytes + work
 
     @property
     def resident_bytes(self) -> int:
         """With which all layers stay."""
         work = self.least_tokens * self.token_bytes
-        return self.fixed_bytes + self.layers * self.layer_bytes + self.least_kv + work
+        return self._always + self.layers * self.layer_bytes + work
+
+    @property
+    def _always(self) -> int:
+        return self.fixed_bytes + self.draft_bytes + self.least_kv
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,8 @@ def _refusal(needs: Needs, memory_bytes: int, fixes: Iterable[tuple[str, Needs]]
         f"{needs.slots} of {needs.layers} layers, {needs.least_kv / MIB:.1f} for keys and values, "
         f"{needs.least_tokens * needs.token_bytes / MIB:.1f} for a step of {needs.least_tokens} tokens"
     )
+    if needs.draft_bytes:
+        parts += f", {needs.draft_bytes / MIB:.0f} for the draft model"
     text = (
         f"the model does not fit into {memory_bytes / MIB:.0f} MiB even with its layers streamed: that takes "
         f"{needs.least_bytes / MIB:.0f} MiB ({parts})"
@@ -157,6 +165,8 @@ def _refusal(needs: Needs, memory_bytes: int, fixes: Iterable[tuple[str, Needs]]
 def fixes_of(needs: Needs) -> list[tuple[str, Needs]]:
     """What can be given up, from the cheapest on, beside other forms of the weights."""
     found: list[tuple[str, Needs]] = []
+    if needs.draft_bytes:
+        found.append(("no draft model (no --draft)", replace(needs, draft_bytes=0)))
     if needs.tokens is not None and needs.tokens > LEAST_TOKENS:
         changed = replace(needs, tokens=LEAST_TOKENS)
         found.append((f"steps of {LEAST_TOKENS} tokens (--max-batched-tokens {LEAST_TOKENS})", changed))
