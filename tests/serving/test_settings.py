@@ -94,8 +94,9 @@ def test_arguments_of_the_spec_turn_parts_of_the_engine_on_and_off() -> None:
 def test_a_draft_is_named_by_the_address_of_its_claim() -> None:
     engine = from_environment(POD, ["--speculate", "4", "--draft", "pvc://stdlib/small"]).engine
     assert engine.draft_dir == Path("/artifacts/stdlib/small")
-    with pytest.raises(SettingsError, match="must be pvc://CLAIM/FOLDER"):
-        from_environment(POD, ["--speculate", "4", "--draft", "./small"])
+    for other in ("./small", "pvc://stdlib/../small", "pvc://../stdlib"):
+        with pytest.raises(SettingsError, match="must be pvc://CLAIM/FOLDER"):
+            from_environment(POD, ["--speculate", "4", "--draft", other])
     with pytest.raises(SettingsError, match="add --speculate 4"):
         from_environment(POD, ["--draft", "pvc://stdlib/small"])
 

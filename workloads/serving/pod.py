@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 
 from busbar.kube.contracts.bearers import Role, bearers_in
 from busbar.kube.contracts.workload import ARTIFACTS_ROOT, PORT, Env
-from busbar.kube.types.meta import claim_of
+from busbar.kube.types.meta import CLAIM_PATH_PATTERN, claim_of
 from busbar.workloads.machine.limits import usable_processors
 from busbar.workloads.serving.errors import SettingsError, shown
 from busbar.workloads.serving.quota import Quota
@@ -166,12 +167,11 @@ def _memory(text: str) -> int:
 
 def _draft(address: str) -> Path:
     """Of a pvc:// address: its claim is that of the model or of an adapter, which the operator mounts."""
-    try:
-        claim, path = claim_of(address)
-    except ValueError as error:
+    if not re.fullmatch(CLAIM_PATH_PATTERN, address):
         raise SettingsError(
             f"spec.args: --draft {shown(address)} must be pvc://CLAIM/FOLDER, with the claim of the model or of an adapter"
-        ) from error
+        )
+    claim, path = claim_of(address)
     return Path(ARTIFACTS_ROOT) / claim / path
 
 
