@@ -42,7 +42,7 @@ from busbar.workloads.training.checkpoint import CheckpointFolder
 PLACES = (  # calls of each in a whole run, roughly
     ("trainer:Trainer", "_micro_batch", 24),
     ("trainer:Trainer", "step", 12),
-    ("spread:Spread", "_exchange", 48),
+    ("spread:Spread", "_start", 48),
     ("spread:Spread", "gather_weights", 12),
     ("norm:RowNorm", "total", 12),
     ("optimizer:OffloadedAdamW", "_adamw", 60),
@@ -72,7 +72,7 @@ ALONE = (
 MEMORY = (
     ("trainer:Trainer", "_micro_batch", 24),
     ("trainer:Trainer", "step", 12),
-    ("spread:Spread", "_exchange", 48),
+    ("spread:Spread", "_start", 48),
     ("norm:RowNorm", "total", 12),
     ("optimizer:OffloadedAdamW", "_adamw", 60),
     ("snapshot:Snapshot", "_fill", 12),

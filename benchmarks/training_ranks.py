@@ -4,19 +4,24 @@
 
 All ways train the same model on the same tokens in the same two processes (gloo, one thread each), turn by turn, so the
 load of the machine meets all alike. Reported are the medians of seconds and CPU seconds per step, each way's optimizer
-state per rank, and ratios to the fastest peer. DDP adds gradients up while backward runs; the engine does so after it.
+state per rank, and ratios to the fastest peer. DDP and the engine add gradients up while backward runs; one way is the
+engine adding them up after it.
+
+    python benchmarks/training_ranks.py --link --output benchmarks/results/training_ranks_link.json
+
+The engine alone, on an emulated link: an exchange of gradients is done for real, and takes as long as its bytes need at a
+rate at which all of a step's take --share of the seconds that the step takes without the link. Beside the two ways stands
+what no order of the same work can be below: the longer of both times, and the exchange of the group whose gradients come
+last.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +33,14 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.gang_here import run_gang
+from benchmarks.result import circumstances, publish
 
 from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.model import measure_demand, open_model
 from busbar.workloads.training.packing import Packed
 from busbar.workloads.training.plan import MemoryLimits
-from busbar.workloads.training.ranks import Gang
+from busbar.workloads.training.ranks import Gang, Pending
 from busbar.workloads.training.trainer import Trainer
 
 RANKS, CPU = 2, torch.device("cpu")
@@ -48,6 +54,8 @@ CONFIG = {
     "tie_word_embeddings": True,
     "max_position_embeddings": LENGTH,
 }
+MODEL = CONFIG | {"vocab_size": VOCABULARY}
+AFTER, BESIDE = "after the pass", "beside it"
 Step = Callable[[int], float]  # of step n: the loss
 
 
@@ -71,14 +79,88 @@ def packed() -> Packed:
     return Packed.cut(tokens, LENGTH, 0, SEQUENCES)
 
 
-def engine(gang: Gang, order: str) -> tuple[Step, int]:
+def engine(gang: Gang, order: str, *, early: bool = True) -> tuple[Step, int]:
     """A step of the engine, and the bytes of this rank's optimizer state."""
+    trainer, state = engine_trainer(gang, order)
+    assert trainer.spread is not None
+    if not early:
+        trainer.spread.early = None
+    data = packed()
+    return lambda step: trainer.step(data).loss, state
+
+
+def engine_trainer(gang: Gang, order: str) -> tuple[Trainer, int]:
     asked = spec(order)
     recipe = open_model(asked, None, VOCABULARY, 0)
     plan = make_plan(measure_demand(recipe, asked, CPU, RANKS), MemoryLimits(None, None, True), "resident")
-    trainer, data = Trainer(asked, recipe, plan, CPU, ranks=gang), packed()
-    state = sum(chunk.state.numel() * 4 for chunk in trainer.optimizer.chunks)
-    return lambda step: trainer.step(data).loss, state
+    trainer = Trainer(asked, recipe, plan, CPU, ranks=gang)
+    return trainer, sum(chunk.state.numel() * 4 for chunk in trainer.optimizer.chunks)
+
+
+class Linked:
+    """A gang behind a link: an exchange that has begun is over when its bytes have had their time."""
+
+    def __init__(self, gang: Gang) -> None:
+        self._gang = gang
+        self.bytes_per_s = float("inf")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._gang, name)
+
+    def start_reduce_scatter(self, own: torch.Tensor, whole: torch.Tensor) -> Pending:
+        over = time.monotonic() + (whole.nbytes - own.nbytes) / self.bytes_per_s
+        return _Paced(self._gang.start_reduce_scatter(own, whole), over)
+
+
+class _Paced:
+    def __init__(self, inner: Pending, over: float) -> None:
+        self._inner, self._over = inner, over
+
+    def wait(self) -> None:
+        self._inner.wait()
+        time.sleep(max(0.0, self._over - time.monotonic()))
+
+
+def measure_link(gang: Gang, rounds: int, steps: int, share: float) -> dict[str, Any]:
+    """Seconds per step with gradients exchanged after the pass and beside it."""
+    ways = {}
+    for name in (AFTER, BESIDE):
+        link = Linked(gang)
+        trainer, _ = engine_trainer(link, "fast")  # type: ignore[arg-type]
+        if name == AFTER:
+            trainer.spread.early = None  # type: ignore[union-attr]
+        ways[name] = (trainer, link)
+    data = packed()
+    groups = ways[AFTER][0].groups
+    sizes = [(gang.size - 1) * flat.length * flat.gradients.itemsize for flat in groups]
+    without = _medians(gang, ways, data, rounds, steps)
+    slowest = max(gang.gather(without[AFTER]))
+    for _, link in ways.values():
+        link.bytes_per_s = sum(sizes) / (share * slowest)
+    paced = _medians(gang, ways, data, rounds, steps)
+    exchange = share * slowest
+    return {
+        "withoutLink": without,
+        "exchangeSeconds": exchange,
+        "secondsPerStep": paced,
+        "bound": max(without[BESIDE], exchange) + exchange * sizes[0] / sum(sizes),
+    }
+
+
+def _medians(gang: Gang, ways: Any, data: Packed, rounds: int, steps: int) -> dict[str, float]:
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds + 1):  # the first one warms up
+        for name, (trainer, _) in ways.items():
+            for _ in range(steps):
+                gang.gather("together")
+                started = time.monotonic()
+                trainer.step(data)
+                if turn:
+                    seconds[name].append(time.monotonic() - started)
+        if gang.rank == 0:
+            sys.stderr.write(f"\rround {turn} of {rounds}")
+            sys.stderr.flush()
+    return {name: statistics.median(each) for name, each in seconds.items()}
 
 
 def peer(gang: Gang, *, sharded: bool) -> tuple[Step, int]:
@@ -110,6 +192,7 @@ def peer(gang: Gang, *, sharded: bool) -> tuple[Step, int]:
 def measure(gang: Gang, rounds: int, steps: int) -> dict[str, Any]:
     ways = {
         "engine, order fast": engine(gang, "fast"),
+        "engine, order fast, exchanges after the pass": engine(gang, "fast", early=False),
         "engine, order fixed": engine(gang, "fixed"),
         "DDP, fused AdamW": peer(gang, sharded=False),
         "DDP, ZeroRedundancyOptimizer": peer(gang, sharded=True),
@@ -143,8 +226,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=5, help="of each way in a round")
+    parser.add_argument("--link", action="store_true", help="the engine on an emulated link")
+    parser.add_argument("--share", type=float, default=0.4, help="of a step, that its exchanges take")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
+    if given.link:
+        found = run_gang(RANKS, measure_link, given.rounds, given.steps, given.share)
+        after, beside = (max(each["secondsPerStep"][way] for each in found) for way in (AFTER, BESIDE))
+        bound = max(each["bound"] for each in found)
+        ratios = {
+            "afterToBeside": round(after / beside, 3),
+            "besideToBound": round(beside / bound, 3),
+            "afterToBound": round(after / bound, 3),
+        }
+        publish({**circumstances(), "model": MODEL, "ratios": ratios, "ranks": found}, given.output)
+        return
     every = run_gang(RANKS, measure, given.rounds, given.steps)
     rows = {
         name: {
@@ -159,19 +255,9 @@ def main() -> None:
     for row in rows.values():
         row["secondsToBestPeer"] = round(row["secondsPerStep"] / best, 3)
         row["cpuToBestPeer"] = round(row["cpuSecondsPerStep"] / least, 3)
-    document = {
-        "command": f"python benchmarks/training_ranks.py --rounds {given.rounds} --steps {given.steps}",
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": f"{torch.get_num_threads()} threads by default, {platform.machine()}, one thread per rank",
-        "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        "model": CONFIG | {"vocab_size": VOCABULARY},
-        "tokensPerStep": SEQUENCES * LENGTH,
-        "ways": rows,
-    }
-    text = json.dumps(document, indent=2) + "\n"
-    if given.output is not None:
-        given.output.write_text(text)
-    sys.stdout.write(text)
+    publish(
+        {**circumstances(), "model": MODEL, "tokensPerStep": SEQUENCES * LENGTH, "ways": rows}, given.output
+    )
 
 
 if __name__ == "__main__":

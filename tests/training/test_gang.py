@@ -70,7 +70,7 @@ def evaluation(claims: Path) -> Any:
 
 KILLS = {
     "rank 1 in a forward pass": (1, Point("trainer:Trainer", "_micro_batch", 13)),
-    "rank 0 in the exchange": (0, Point("spread:Spread", "_exchange", 25)),
+    "rank 0 in the exchange": (0, Point("spread:Spread", "_start", 25)),
     "rank 1 while it writes its second file": (1, Point("gang_folder", "write_state", 2)),
     "rank 0 before its second commit": (0, Point("gang_folder", "_replace", 2)),
 }

@@ -76,7 +76,7 @@ def start() -> Iterator[Start]:
 
 TRAINERS = {
     "rank 1 in a forward pass": (1, Point("trainer:Trainer", "_micro_batch", 13)),
-    "rank 0 in the exchange": (0, Point("spread:Spread", "_exchange", 25)),
+    "rank 0 in the exchange": (0, Point("spread:Spread", "_start", 25)),
     "rank 1 in a copy": (1, Point("gang_copies", "write_state", 3)),
     "rank 0 before a copy's manifest": (0, Point("gang_copies", "write_document", 3)),
     "rank 1 while parities are added up": (1, Point("gang_copies", "add_times", 2)),

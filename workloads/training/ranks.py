@@ -21,6 +21,13 @@ from busbar.workloads.training.world import World
 T = TypeVar("T")
 
 
+class Pending(Protocol):
+    """A collective operation that has begun."""
+
+    def wait(self) -> object:
+        """Until what it brings may be used. Raises RuntimeError when a rank is lost."""
+
+
 class Ranks(Protocol):
     @property
     def rank(self) -> int: ...
@@ -33,6 +40,12 @@ class Ranks(Protocol):
 
     def all_to_all(self, parts: torch.Tensor, whole: torch.Tensor) -> None:
         """Fill `parts` with this rank's part of every rank's `whole`, in the order of ranks."""
+
+    def start_reduce_scatter(self, own: torch.Tensor, whole: torch.Tensor) -> Pending:
+        """Begin what `reduce_scatter` does; all ranks begin theirs in the same order."""
+
+    def start_all_to_all(self, parts: torch.Tensor, whole: torch.Tensor) -> Pending:
+        """Begin what `all_to_all` does."""
 
     def all_gather(self, whole: torch.Tensor, own: torch.Tensor) -> None:
         """Fill `whole` with every rank's `own`, which may lie in it."""
@@ -56,6 +69,13 @@ class Ranks(Protocol):
         """The group of `size` consecutive ranks that this one is in; all ranks make theirs at the same time."""
 
 
+class Done:
+    """An operation that was over at once."""
+
+    def wait(self) -> None:
+        return
+
+
 class Alone:
     """One process."""
 
@@ -66,6 +86,14 @@ class Alone:
 
     def all_to_all(self, parts: torch.Tensor, whole: torch.Tensor) -> None:
         parts.copy_(whole)
+
+    def start_reduce_scatter(self, own: torch.Tensor, whole: torch.Tensor) -> Pending:
+        self.reduce_scatter(own, whole)
+        return Done()
+
+    def start_all_to_all(self, parts: torch.Tensor, whole: torch.Tensor) -> Pending:
+        self.all_to_all(parts, whole)
+        return Done()
 
     def all_gather(self, whole: torch.Tensor, own: torch.Tensor) -> None:
         if whole.data_ptr() != own.data_ptr():
@@ -126,6 +154,17 @@ class Beside:
                 work.wait()
 
 
+class _Work:
+    """What torch has begun, and the time that the host, or the stream of its caller, waits for it."""
+
+    def __init__(self, work: Any, waits: Stopwatch) -> None:
+        self._work, self._waits = work, waits
+
+    def wait(self) -> None:
+        with self._waits:
+            self._work.wait()
+
+
 class Gang:
     """The processes of a world; `close` when the run is over."""
 
@@ -144,12 +183,19 @@ class Gang:
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
 
     def reduce_scatter(self, own: torch.Tensor, whole: torch.Tensor) -> None:
-        with self.waits:
-            dist.reduce_scatter_tensor(own, whole)
+        self.start_reduce_scatter(own, whole).wait()
 
     def all_to_all(self, parts: torch.Tensor, whole: torch.Tensor) -> None:
+        self.start_all_to_all(parts, whole).wait()
+
+    def start_reduce_scatter(self, own: torch.Tensor, whole: torch.Tensor) -> Pending:
         with self.waits:
-            dist.all_to_all_single(_bytes(parts), _bytes(whole))
+            return _Work(dist.reduce_scatter_tensor(own, whole, async_op=True), self.waits)
+
+    def start_all_to_all(self, parts: torch.Tensor, whole: torch.Tensor) -> Pending:
+        with self.waits:
+            work = dist.all_to_all_single(_bytes(parts), _bytes(whole), async_op=True)
+            return _Work(work, self.waits)
 
     def all_gather(self, whole: torch.Tensor, own: torch.Tensor) -> None:
         with self.waits:

@@ -1,7 +1,8 @@
 """A step that several ranks share: each computes its micro-batches and updates its slices of the weights (ZeRO stage 1).
 
     every micro-batch of this rank    forward, backward; gradients are added up (see `division`)
-    reduce-scatter, group by group    each rank gets the sum of its slice of every group's gradients
+    reduce-scatter, group by group    each rank gets the sum of its slice of every group's gradients, beside the backward pass
+                                      of its last micro-batch (see `early_exchange`)
     norm, clip, update                of this rank's slices (see `norm`, `optimizer`), whose state no other rank has
     all-gather, group by group        the updated weights, when the next forward pass reaches them (see `gates`)
 
@@ -16,12 +17,15 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.division import FIXED, Division, micro_batch_seed
+from busbar.workloads.training.early_exchange import EarlyExchange
 from busbar.workloads.training.gradient_shards import GradientShards, tree
 from busbar.workloads.training.groups import FlatGroup
-from busbar.workloads.training.ranks import Ranks
+from busbar.workloads.training.ranks import Pending, Ranks
 
 Part = TypeVar("Part")
 
@@ -37,7 +41,9 @@ class Spread:
         arena: Arena,
         seed: int,
         shards: GradientShards | None = None,
+        model: nn.Module | None = None,
     ) -> None:
+        """With `model` gradients are exchanged beside its backward passes, where that is possible."""
         self.ranks, self._division, self._groups, self._seed = ranks, division, groups, seed
         self._fixed, self._shards = division.order == FIXED, shards
         self._sent_bytes = 0  # handed over for other ranks, by this one
@@ -51,6 +57,13 @@ class Spread:
         largest = max(groups, key=lambda flat: flat.group.elements)
         size = largest.group.elements if self._fixed else largest.length
         self._room = arena.carve("exchange", size, dtype)
+        self.early: EarlyExchange | None = None
+        one_leaf = (
+            len(division.own(ranks.rank)) == 1
+        )  # sums of several are complete only behind the last one's pass
+        # Ranks that share sequences exchange them in the same pass, by other groups of ranks, and NCCL wants one order.
+        if model is not None and ranks.size > 1 and one_leaf and division.sequence == 1:
+            self.early = EarlyExchange(model, groups, ranks, self._start, self._settle)
 
     @property
     def sent_bytes(self) -> int:
@@ -118,16 +131,22 @@ class Spread:
             if number:
                 for flat in self._groups:
                     flat.gradients.zero_()
+            last = next((index for index in reversed(leaf) if parts[index] is not None), None)
             for index in leaf:
                 torch.manual_seed(self._seed_of(step, index))
+                if self.early is not None and index == last:
+                    self.early.begin()
                 if (part := parts[index]) is not None:
                     losses[index] = work(part)
             computed()
             self._merge(number, len(own))
         computed()
         self.ranks.at(f"adding up the gradients of step {step + 1}")
-        for flat in self._groups:
-            self._exchange(flat)
+        if self.early is not None:
+            self.early.finish()
+        elif self.ranks.size > 1:
+            for flat in self._groups:
+                self._settle(flat, self._start(flat))
 
     def _merge(self, number: int, leaves: int) -> None:
         """Add the leaf `number`, just computed, to the sums that it completes; the last one completes all."""
@@ -140,18 +159,21 @@ class Spread:
             for flat, held in zip(self._groups, self._held[level], strict=True):
                 held.copy_(flat.gradients)
 
-    def _exchange(self, flat: FlatGroup) -> None:
-        if self.ranks.size == 1:
-            return
+    def _start(self, flat: FlatGroup) -> Pending:
+        """Begin to exchange a group's gradients, through the room."""
         self._count(flat.gradients, flat)
-        if not self._fixed:
-            own = self._room[: flat.length]
-            self.ranks.reduce_scatter(own, flat.gradients)
-            flat.own_gradients.copy_(own)
-            return
-        room = self._room[: flat.group.elements]
-        self.ranks.all_to_all(room, flat.gradients)
-        flat.own_gradients.copy_(tree(room.view(self.ranks.size, -1)))
+        with _disable_current_modes():  # what gloo copies is planned as exchange, and no activation
+            if self._fixed:
+                return self.ranks.start_all_to_all(self._room[: flat.group.elements], flat.gradients)
+            return self.ranks.start_reduce_scatter(self._room[: flat.length], flat.gradients)
+
+    def _settle(self, flat: FlatGroup, pending: Pending) -> None:
+        """Take this rank's slice of the sum."""
+        pending.wait()
+        if self._fixed:
+            flat.own_gradients.copy_(tree(self._room[: flat.group.elements].view(self.ranks.size, -1)))
+        else:
+            flat.own_gradients.copy_(self._room[: flat.length])
 
     def gather_weights(self, flat: FlatGroup) -> None:
         """Bring every rank the slices of a group that the others have updated."""

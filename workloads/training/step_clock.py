@@ -6,7 +6,7 @@ step is over there, which the host does not wait for.
 
     forward     with gathering weights that the ranks divide
     backward    with recomputation, and the exchanges that run inside it where gradients or weights are divided
-    exchange    of gradients, after the micro-batches
+    exchange    of gradients, after the micro-batches: what has not run beside them
     load        weights on the host that were not there in time
     wait        updates of the step before that a forward pass waited for
     update      of this step, and telling its norm

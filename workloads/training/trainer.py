@@ -195,7 +195,7 @@ class Trainer:
         if self.plan.sharding != OPTIMIZER:
             before = (lambda index: None) if self.peers is None else self.peers.before_backward
             shards = GradientShards(ranks, division, self.groups, self.device_arena, self.model, before)
-        return Spread(ranks, division, self.groups, self.device_arena, self.spec.seed, shards)
+        return Spread(ranks, division, self.groups, self.device_arena, self.spec.seed, shards, self.model)
 
     def _make_optimizer(self, home: Arena, norm: Norm, scratch: Path | None, *, fused: bool) -> Optimizer:
         plan, settings, queues = self.plan, self.spec.optimizer, self.streams
