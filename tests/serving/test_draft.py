@@ -5,19 +5,29 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.serving.crowd import answer
 from tests.serving.engines import generate, greedy_params, load_engine, tokens_of
 from tests.serving.inside import serving_inside
 from tests.serving.models import VOCAB, greedy, save_model
 from tests.serving.processes import OpenStream
 from tests.serving.streamed import needs_of, streamed_settings
-from tests.serving.test_speculation import FEW, LONGEST, PROMPTS, logprobs_of, params_of
+from tests.serving.test_speculation import (
+    ASK,
+    FEW,
+    LONGEST,
+    PROMPTS,
+    Answers,
+    Ask,
+    logprobs_of,
+    params_of,
+)
 
 from busbar.workloads.serving.architecture import read_architecture
 from busbar.workloads.serving.delta import Delta
@@ -108,47 +118,9 @@ def test_greedy_tokens_are_those_of_transformers(llama: tuple[Path, Any], weak: 
             assert tokens_of(deltas) == greedy(model, prompt, 40)
 
 
-@dataclass(frozen=True)
-class Ask:
-    """A request of the property below."""
-
-    number: int
-    count: int
-    delay: int
-    had: int
-    """Tokens that another replica has sampled before."""
-    seed: int | None
-    cancelled_at: int | None
-
-
-ASK = st.builds(
-    Ask,
-    number=st.integers(0, 2),
-    count=st.integers(12, LONGEST),
-    delay=st.integers(0, 12),
-    had=st.sampled_from([0, 0, 9]),
-    seed=st.sampled_from([None, 7]),
-    cancelled_at=st.sampled_from([None, None, None, 8]),
-)
-
-
-class Alone:
-    """What requests get alone, without guesses; each is computed once."""
-
-    def __init__(self, engine: Loaded) -> None:
-        self.engine = engine
-        self.known: dict[tuple[int, int | None], list[Delta]] = {}
-
-    def of(self, number: int, seed: int | None) -> list[Delta]:
-        key = (number, seed)
-        if key not in self.known:
-            self.known[key] = generate(self.engine, [PROMPTS[number]], params_of(LONGEST, seed))[0]
-        return self.known[key]
-
-
 @pytest.fixture(scope="module")
-def alone(off: Loaded) -> Alone:
-    return Alone(off)
+def alone(off: Loaded) -> Answers:
+    return Answers(off)
 
 
 @pytest.fixture(scope="module")
@@ -172,27 +144,17 @@ def small(llama: tuple[Path, Any]) -> Loaded:
 @settings(max_examples=16, deadline=None, derandomize=True)
 @given(asks=st.lists(ASK, min_size=2, max_size=7))
 def test_preempted_cancelled_resumed_and_cached_requests_get_the_same_tokens(
-    small: Loaded, alone: Alone, asks: list[Ask]
+    small: Loaded, alone: Answers, asks: list[Ask]
 ) -> None:
     core = small.core
-    found: list[list[Delta]] = [[] for _ in asks]
-    starts = sorted((ask.delay, i) for i, ask in enumerate(asks))
-    cancelled: set[int] = set()
-    tick = 0
-    while starts or not core.idle:
-        while starts and (starts[0][0] <= tick or core.idle):
-            index = starts.pop(0)[1]
-            ask = asks[index]
-            params = params_of(ask.count, ask.seed)
-            had = tokens_of(alone.of(ask.number, ask.seed))[: ask.had]
-            history = core.replay(PROMPTS[ask.number], params, had) if had else None
-            core.submit(str(index), PROMPTS[ask.number], params, 0.0, Owner(), "", history)
-        for index, ask in enumerate(asks):
-            if ask.cancelled_at == tick and core.cancel(str(index)):
-                cancelled.add(index)
-        for delta in core.step():
-            found[int(delta.request_id)].append(delta)
-        tick += 1
+
+    def submit(name: str, ask: Ask) -> None:
+        params = params_of(ask.count, ask.seed)
+        had = tokens_of(alone.of(ask.number, ask.seed))[: ask.had]
+        history = core.replay(PROMPTS[ask.number], params, had) if had else None
+        core.submit(name, PROMPTS[ask.number], params, 0.0, Owner(), "", history)
+
+    found, cancelled = answer(core, asks, submit)
     draft, _ = drafted(small)
     assert core.scheduler.pool.used == draft.pool.used == 0
     for index, ask in enumerate(asks):
@@ -215,7 +177,7 @@ def test_the_property_above_meets_drafts_preemptions_and_hits(small: Loaded) -> 
 
 
 def test_a_draft_without_free_blocks_guesses_for_some_and_then_for_the_others(
-    llama: tuple[Path, Any], alone: Alone
+    llama: tuple[Path, Any], alone: Answers
 ) -> None:
     loaded = load_engine(llama[0], deterministic=True, speculate=4, draft_dir=llama[0])
     draft, drafts = drafted(loaded)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.serving.crowd import answer
 from tests.serving.engines import generate, load_engine, tokens_of
 from tests.serving.models import VOCAB
 
@@ -116,24 +117,14 @@ def test_preempted_cancelled_and_resumed_requests_get_the_tokens_of_an_engine_wi
     small: Loaded, alone: Answers, asks: list[Ask]
 ) -> None:
     core = small.core
-    found: list[list[Delta]] = [[] for _ in asks]
-    starts = sorted((ask.delay, i) for i, ask in enumerate(asks))
-    cancelled: set[int] = set()
-    tick = 0
-    while starts or not core.idle:
-        while starts and (starts[0][0] <= tick or core.idle):
-            index = starts.pop(0)[1]
-            ask = asks[index]
-            prompt, params = PROMPTS[ask.beginning][ask.end], params_of(ask.count, ask.seed)
-            had = tokens_of(alone.of(prompt, ask.seed))[: ask.had]
-            history = core.replay(prompt, params, had) if had else None
-            core.submit(str(index), prompt, params, 0.0, Owner(ask.tenant, "key"), "", history)
-        for index, ask in enumerate(asks):
-            if ask.cancelled_at == tick and core.cancel(str(index)):
-                cancelled.add(index)
-        for delta in core.step():
-            found[int(delta.request_id)].append(delta)
-        tick += 1
+
+    def submit(name: str, ask: Ask) -> None:
+        prompt, params = PROMPTS[ask.beginning][ask.end], params_of(ask.count, ask.seed)
+        had = tokens_of(alone.of(prompt, ask.seed))[: ask.had]
+        history = core.replay(prompt, params, had) if had else None
+        core.submit(name, prompt, params, 0.0, Owner(ask.tenant, "key"), "", history)
+
+    found, cancelled = answer(core, asks, submit)
     assert core.scheduler.pool.used == 0
     for index, ask in enumerate(asks):
         expected = alone.of(PROMPTS[ask.beginning][ask.end], ask.seed)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.serving.crowd import answer
 from tests.serving.engines import generate, greedy_params, load_engine, text_of, tokens_of
 from tests.serving.inside import serving_inside
 from tests.serving.models import VOCAB, greedy
@@ -135,24 +136,14 @@ def test_preempted_cancelled_resumed_and_cached_requests_get_the_same_tokens(
     small: Loaded, alone: Answers, asks: list[Ask]
 ) -> None:
     core = small.core
-    found: list[list[Delta]] = [[] for _ in asks]
-    starts = sorted((ask.delay, i) for i, ask in enumerate(asks))
-    cancelled: set[int] = set()
-    tick = 0
-    while starts or not core.idle:
-        while starts and (starts[0][0] <= tick or core.idle):
-            index = starts.pop(0)[1]
-            ask = asks[index]
-            params = params_of(ask.count, ask.seed)
-            had = tokens_of(alone.of(ask.number, ask.seed))[: ask.had]
-            history = core.replay(PROMPTS[ask.number], params, had) if had else None
-            core.submit(str(index), PROMPTS[ask.number], params, 0.0, Owner(), "", history)
-        for index, ask in enumerate(asks):
-            if ask.cancelled_at == tick and core.cancel(str(index)):
-                cancelled.add(index)
-        for delta in core.step():
-            found[int(delta.request_id)].append(delta)
-        tick += 1
+
+    def submit(name: str, ask: Ask) -> None:
+        params = params_of(ask.count, ask.seed)
+        had = tokens_of(alone.of(ask.number, ask.seed))[: ask.had]
+        history = core.replay(PROMPTS[ask.number], params, had) if had else None
+        core.submit(name, PROMPTS[ask.number], params, 0.0, Owner(), "", history)
+
+    found, cancelled = answer(core, asks, submit)
     assert core.scheduler.pool.used == 0
     for index, ask in enumerate(asks):
         expected, got = alone.of(ask.number, ask.seed), found[index]
