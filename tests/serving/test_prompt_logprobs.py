@@ -155,7 +155,7 @@ def test_a_cancelled_request_leaves_nothing(llama: tuple[Path, Any]) -> None:
 def test_such_steps_do_not_count_for_the_step_model(llama: tuple[Path, Any]) -> None:
     def counted(loaded: Loaded, **changes: Any) -> int:
         records: list[object] = []
-        loaded.core.speed.record = lambda *seen: records.append(seen)  # type: ignore[method-assign]
+        loaded.core.speed.record = lambda *seen, **_: records.append(seen)  # type: ignore[method-assign]
         generate(loaded, [PROMPTS[4]], greedy_params(4, ignore_eos=True, **changes))
         return len(records)
 
