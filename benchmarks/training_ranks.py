@@ -9,10 +9,10 @@ engine adding them up after it.
 
     python benchmarks/training_ranks.py --link --output benchmarks/results/training_ranks_link.json
 
-The engine alone, on an emulated link: an exchange of gradients is done for real, and takes as long as its bytes need at a
-rate at which all of a step's take --share of the seconds that the step takes without the link. Beside the two ways stands
-what no order of the same work can be below: the longer of both times, and the exchange of the group whose gradients come
-last.
+The engine alone, on an emulated link: an exchange of gradients or weights is done for real, and takes as long as its bytes
+need at a rate at which all of a step's take --share of the seconds that the step takes without the link. Beside the two ways
+stands what no order of the same work can be below: the longer of both times, and those exchanges of the first group that
+nothing runs beside: its weights come first, and its gradients last.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CONFIG = {
     "max_position_embeddings": LENGTH,
 }
 MODEL = CONFIG | {"vocab_size": VOCABULARY}
-AFTER, BESIDE = "after the pass", "beside it"
+AFTER, BESIDE = "between the passes", "beside them"
 Step = Callable[[int], float]  # of step n: the loss
 
 
@@ -82,9 +82,8 @@ def packed() -> Packed:
 def engine(gang: Gang, order: str, *, early: bool = True) -> tuple[Step, int]:
     """A step of the engine, and the bytes of this rank's optimizer state."""
     trainer, state = engine_trainer(gang, order)
-    assert trainer.spread is not None
     if not early:
-        trainer.spread.early = None
+        _exchange_between(trainer)
     data = packed()
     return lambda step: trainer.step(data).loss, state
 
@@ -111,6 +110,14 @@ class Linked:
         over = time.monotonic() + (whole.nbytes - own.nbytes) / self.bytes_per_s
         return _Paced(self._gang.start_reduce_scatter(own, whole), over)
 
+    def start_all_gather(self, whole: torch.Tensor, own: torch.Tensor) -> Pending:
+        over = time.monotonic() + (whole.nbytes - own.nbytes) / self.bytes_per_s
+        return _Paced(self._gang.start_all_gather(whole, own), over)
+
+    def all_gather(self, whole: torch.Tensor, own: torch.Tensor) -> None:
+        """Of norms, which are few bytes."""
+        self._gang.all_gather(whole, own)
+
 
 class _Paced:
     def __init__(self, inner: Pending, over: float) -> None:
@@ -122,45 +129,54 @@ class _Paced:
 
 
 def measure_link(gang: Gang, rounds: int, steps: int, share: float) -> dict[str, Any]:
-    """Seconds per step with gradients exchanged after the pass and beside it."""
-    ways = {}
-    for name in (AFTER, BESIDE):
-        link = Linked(gang)
-        trainer, _ = engine_trainer(link, "fast")  # type: ignore[arg-type]
-        if name == AFTER:
-            trainer.spread.early = None  # type: ignore[union-attr]
-        ways[name] = (trainer, link)
-    data = packed()
+    """Seconds per step with gradients and weights exchanged between the passes and beside them, with the link and without it,
+    turn by turn."""
+    ways = {way: _linked(gang, way) for way in (AFTER, BESIDE)}
+    data, seconds = packed(), {(way, paced): list[float]() for way in ways for paced in (False, True)}
     groups = ways[AFTER][0].groups
-    sizes = [(gang.size - 1) * flat.length * flat.gradients.itemsize for flat in groups]
-    without = _medians(gang, ways, data, rounds, steps)
-    slowest = max(gang.gather(without[AFTER]))
-    for _, link in ways.values():
-        link.bytes_per_s = sum(sizes) / (share * slowest)
-    paced = _medians(gang, ways, data, rounds, steps)
-    exchange = share * slowest
-    return {
-        "withoutLink": without,
-        "exchangeSeconds": exchange,
-        "secondsPerStep": paced,
-        "bound": max(without[BESIDE], exchange) + exchange * sizes[0] / sum(sizes),
-    }
-
-
-def _medians(gang: Gang, ways: Any, data: Packed, rounds: int, steps: int) -> dict[str, float]:
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    sizes = [
+        (gang.size - 1) * flat.length * (flat.gradients.itemsize + flat.weights.itemsize) for flat in groups
+    ]
+    exchange = 0.0
     for turn in range(rounds + 1):  # the first one warms up
-        for name, (trainer, _) in ways.items():
+        for (way, paced), found in seconds.items():
+            trainer, link = ways[way]
+            link.bytes_per_s = sum(sizes) / exchange if paced and turn else float("inf")
             for _ in range(steps):
                 gang.gather("together")
                 started = time.monotonic()
                 trainer.step(data)
-                if turn:
-                    seconds[name].append(time.monotonic() - started)
+                found.append(time.monotonic() - started)
+        if not turn:
+            slowest = max(gang.gather(statistics.median(seconds[AFTER, False])))
+            exchange = share * slowest
+            for found in seconds.values():
+                found.clear()
         if gang.rank == 0:
             sys.stderr.write(f"\rround {turn} of {rounds}")
             sys.stderr.flush()
-    return {name: statistics.median(each) for name, each in seconds.items()}
+    medians = {key: statistics.median(found) for key, found in seconds.items()}
+    return {
+        "exchangeSeconds": exchange,
+        "withoutLink": {way: medians[way, False] for way in ways},
+        "secondsPerStep": {way: medians[way, True] for way in ways},
+        "bound": max(medians[BESIDE, False], exchange) + exchange * sizes[0] / sum(sizes),
+    }
+
+
+def _linked(gang: Gang, way: str) -> tuple[Trainer, Linked]:
+    link = Linked(gang)
+    trainer, _ = engine_trainer(link, "fast")  # type: ignore[arg-type]
+    if way == AFTER:
+        _exchange_between(trainer)
+    return trainer, link
+
+
+def _exchange_between(trainer: Trainer) -> None:
+    """Have it exchange nothing beside its passes."""
+    assert trainer.spread is not None
+    trainer.spread.early = None
+    trainer.gates.ahead = False
 
 
 def peer(gang: Gang, *, sharded: bool) -> tuple[Step, int]:
@@ -192,7 +208,7 @@ def peer(gang: Gang, *, sharded: bool) -> tuple[Step, int]:
 def measure(gang: Gang, rounds: int, steps: int) -> dict[str, Any]:
     ways = {
         "engine, order fast": engine(gang, "fast"),
-        "engine, order fast, exchanges after the pass": engine(gang, "fast", early=False),
+        "engine, order fast, exchanges between the passes": engine(gang, "fast", early=False),
         "engine, order fixed": engine(gang, "fixed"),
         "DDP, fused AdamW": peer(gang, sharded=False),
         "DDP, ZeroRedundancyOptimizer": peer(gang, sharded=True),

@@ -24,8 +24,10 @@ from busbar.workloads.training import trainer as trainer_module
 from busbar.workloads.training.control import Control
 from busbar.workloads.training.environment import run_from_manifest
 from busbar.workloads.training.gates import Gates
+from busbar.workloads.training.groups import FlatGroup, blocks
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.model import open_model
+from busbar.workloads.training.ranks import Pending
 from busbar.workloads.training.report import Lines
 from busbar.workloads.training.run import run
 from busbar.workloads.training.status import Status
@@ -186,6 +188,55 @@ def test_a_model_without_blocks_waits_for_all_of_it() -> None:
     model(torch.zeros(1, 4))
     assert seen == [each.group.name for each in flat]
     stream.close()
+
+
+class Gathers:
+    """What begins and ends for groups of weights, and when blocks compute, in order."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def begin(self, flat: FlatGroup) -> Pending:
+        name = flat.group.name
+        self.log.append(f"begin {name}")
+        return _Ends(self.log, name)
+
+
+class _Ends:
+    def __init__(self, log: list[str], name: str) -> None:
+        self._log, self._name = log, name
+
+    def wait(self) -> None:
+        self._log.append(f"end {self._name}")
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_weights_of_a_group_are_gathered_beside_the_group_before(ahead: bool) -> None:
+    trainer, gathers = make_trainer(engine(steps=STEPS), "resident"), Gathers()
+    log = gathers.log
+    model, flat, caller = trainer.model, trainer.groups, CallerStream()
+    for number, block in enumerate(blocks(model)):
+        block.register_forward_hook(lambda *_, number=number: log.append(f"computed block-{number}"))
+    gates = Gates(model, flat, caller, gathers.begin, ahead=ahead)
+    for _ in range(2):  # a pass, and another one behind it, of the same weights
+        gates.shut([caller.record() for _ in flat])
+        log.clear()
+        with torch.no_grad():
+            model(torch.zeros(1, 8, dtype=torch.long))
+        behind = [
+            f"{what} {name}" for name in ("block-0", "block-1") for what in ("begin", "end", "computed")
+        ]
+        early = [
+            "begin block-0", "end block-0", "begin block-1", "computed block-0",
+            "end block-1", "begin head", "computed block-1",
+        ]  # fmt: skip
+        inner = [each for each in log if "embedding" not in each and each != "end head"]
+        assert inner == (early if ahead else [*behind, "begin head"])
+        assert sorted(each for each in log if each.startswith("begin")) == sorted(
+            f"begin {each.group.name}" for each in flat
+        )
+        assert log.count("end head") == 1
+    trainer.close()
 
 
 def test_a_failed_update_ends_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,9 @@
 Each group of weights has a gate. A forward pass reaches the gates in forward order: that of a block when the block
 begins, that of what follows the blocks when the last one has ended, and in any case when a module that owns weights
 outside the blocks begins. On a GPU the stream waits, not the host.
+
+Where the other ranks' part of a group is then gathered, and all updates are over before the pass, that of the next group
+begins with each gate, so that it comes while this group is computed with.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from torch import nn
 
 from busbar.workloads.machine.streams import Event, Stream
 from busbar.workloads.training.groups import FlatGroup, blocks
+from busbar.workloads.training.ranks import Pending
 from busbar.workloads.training.step_clock import StepClock
 
 
@@ -25,18 +29,27 @@ class Gates:
         model: nn.Module,
         groups: Sequence[FlatGroup],
         stream: Stream,
-        passed: Callable[[FlatGroup], object] = lambda flat: None,
+        passed: Callable[[FlatGroup], Pending | None] = lambda flat: None,
         clock: StepClock | None = None,
+        *,
+        ahead: bool = False,
     ) -> None:
-        """`stream` is where the forward pass runs; `passed` is called for each group in order, when it was updated."""
+        """
+        Args:
+            stream: where the forward pass runs.
+            passed: called for each group in order, when it was updated; what it began has to end before the group is used.
+            ahead: call it for a group when the gate before is reached.
+        """
         self._groups, self._stream, self._passed, self._clock = groups, stream, passed, clock
+        self.ahead = ahead
         self._events: Sequence[Event] = ()
+        self._begun: tuple[int, Pending | None] | None = None  # for the gate with this index
         self._next = 0  # the first gate that was not reached
         self._attach(model)
 
     def shut(self, events: Sequence[Event]) -> None:
         """Make the next forward pass wait for `events`, one per group."""
-        self._events, self._next = events, 0
+        self._events, self._next, self._begun = events, 0, None
 
     def reach(self, index: int) -> None:
         """Wait for the group with this index and all before it."""
@@ -45,11 +58,21 @@ class Gates:
         if self._clock is not None:
             self._clock.ended("forward")
         while self._next <= index and self._next < len(self._events):
-            self._stream.wait(self._events[self._next])
-            self._passed(self._groups[self._next])
+            pending = self._begin(self._next)
+            if pending is not None:
+                pending.wait()
             self._next += 1
+            if self.ahead and self._next < len(self._events):
+                self._begun = self._next, self._begin(self._next)
         if self._clock is not None:
             self._clock.ended("wait")
+
+    def _begin(self, index: int) -> Pending | None:
+        """What `passed` begins for the group with this index, which it may have begun already."""
+        if self._begun is not None and self._begun[0] == index:
+            return self._begun[1]
+        self._stream.wait(self._events[index])
+        return self._passed(self._groups[index])
 
     def reach_all(self) -> None:
         """Wait for whatever no forward pass has reached."""

@@ -50,6 +50,9 @@ class Ranks(Protocol):
     def all_gather(self, whole: torch.Tensor, own: torch.Tensor) -> None:
         """Fill `whole` with every rank's `own`, which may lie in it."""
 
+    def start_all_gather(self, whole: torch.Tensor, own: torch.Tensor) -> Pending:
+        """Begin what `all_gather` does."""
+
     def add_up(self, values: torch.Tensor) -> None:
         """Add up the ranks' `values` in place."""
 
@@ -98,6 +101,10 @@ class Alone:
     def all_gather(self, whole: torch.Tensor, own: torch.Tensor) -> None:
         if whole.data_ptr() != own.data_ptr():
             whole.copy_(own)
+
+    def start_all_gather(self, whole: torch.Tensor, own: torch.Tensor) -> Pending:
+        self.all_gather(whole, own)
+        return Done()
 
     def add_up(self, values: torch.Tensor) -> None:
         return
@@ -198,8 +205,12 @@ class Gang:
             return _Work(work, self.waits)
 
     def all_gather(self, whole: torch.Tensor, own: torch.Tensor) -> None:
+        self.start_all_gather(whole, own).wait()
+
+    def start_all_gather(self, whole: torch.Tensor, own: torch.Tensor) -> Pending:
         with self.waits:
-            dist.all_gather_into_tensor(_bytes(whole), _bytes(own))
+            work = dist.all_gather_into_tensor(_bytes(whole), _bytes(own), async_op=True)
+            return _Work(work, self.waits)
 
     def add_up(self, values: torch.Tensor) -> None:
         with self.waits:

@@ -4,7 +4,8 @@
     reduce-scatter, group by group    each rank gets the sum of its slice of every group's gradients, beside the backward pass
                                       of its last micro-batch (see `early_exchange`)
     norm, clip, update                of this rank's slices (see `norm`, `optimizer`), whose state no other rank has
-    all-gather, group by group        the updated weights, when the next forward pass reaches them (see `gates`)
+    all-gather, group by group        the updated weights, when the next forward pass reaches them, or the group before (see
+                                      `gates`)
 
 In fixed order the slices are exchanged as they are and added up here, as the upper levels of the tree.
 
@@ -175,11 +176,10 @@ class Spread:
         else:
             flat.own_gradients.copy_(self._room[: flat.length])
 
-    def gather_weights(self, flat: FlatGroup) -> None:
-        """Bring every rank the slices of a group that the others have updated."""
-        if self.ranks.size > 1:
-            self._count(flat.weights, flat)
-            self.ranks.all_gather(flat.weights, flat.own_weights)
+    def gather_weights(self, flat: FlatGroup) -> Pending:
+        """Begin to bring every rank the slices of a group that the others have updated."""
+        self._count(flat.weights, flat)
+        return self.ranks.start_all_gather(flat.weights, flat.own_weights)
 
     def _count(self, sent: torch.Tensor, flat: FlatGroup) -> None:
         self._sent_bytes += (self.ranks.size - 1) * flat.length * sent.itemsize

@@ -213,8 +213,12 @@ class Trainer:
             return Gates(self.model, self.groups, CallerStream(), self.blocks.arrive, self.clock)
         if self.peers is not None:
             return Gates(self.model, self.groups, self.streams.compute, self.peers.updated, self.clock)
-        gather = (lambda flat: None) if self.spread is None else self.spread.gather_weights
-        return Gates(self.model, self.groups, self.streams.compute, gather, self.clock)
+        if self.spread is None or self.spread.ranks.size == 1:
+            return Gates(self.model, self.groups, self.streams.compute, clock=self.clock)
+        # Ranks that share sequences exchange them in the forward pass, and NCCL wants one order.
+        ahead = not self.plan.gated and self.spec.sequence == 1
+        gather = self.spread.gather_weights
+        return Gates(self.model, self.groups, self.streams.compute, gather, self.clock, ahead=ahead)
 
     def restore(self, loaded: Loaded) -> None:
         """Continue after the steps of a checkpoint."""
@@ -225,7 +229,7 @@ class Trainer:
             self.peers.refresh()
         elif self.spread is not None:
             for flat in self.groups:
-                self.spread.gather_weights(flat)
+                self.spread.gather_weights(flat).wait()
         self.done = loaded.step
         self.optimizer.updates = int(loaded.manifest["updates"])
         self.optimizer.skipped = int(loaded.manifest["skipped"])
@@ -282,7 +286,7 @@ class Trainer:
         self.gates.shut(done)
         value = float(loss)
         if not self.plan.gated:
-            self.drain()
+            self.optimizer.drain() if self.gates.ahead else self.drain()
         self.clock.ended("update")
         self.clock.finish()
         self.done += 1
