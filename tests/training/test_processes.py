@@ -32,10 +32,17 @@ FIXED: dict[str, Any] = {"parallelism": {"order": "fixed"}, "steps": 120}
 
 @pytest.mark.parametrize(
     ("given", "devices"),
-    [(None, ["0", "1"]), ("GPU-b,GPU-a", ["GPU-b", "GPU-a"]), ("3,1", ["3", "1"])],
+    [
+        ({}, ["0", "1"]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-b,GPU-a"}, ["GPU-b", "GPU-a"]),
+        ({"CUDA_VISIBLE_DEVICES": "3,1", "NVIDIA_VISIBLE_DEVICES": "GPU-b,GPU-a"}, ["3", "1"]),
+        ({"NVIDIA_VISIBLE_DEVICES": "MIG-b,MIG-a"}, ["MIG-b", "MIG-a"]),
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, ["0", "1"]),
+        ({"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"}, ["0", "1"]),
+    ],
 )
-def test_each_process_has_its_rank_and_sees_its_own_device(given: str | None, devices: list[str]) -> None:
-    pod = SECOND_POD | ({} if given is None else {"CUDA_VISIBLE_DEVICES": given})
+def test_each_process_has_its_rank_and_sees_its_own_device(given: dict[str, str], devices: list[str]) -> None:
+    pod = SECOND_POD | given
     assert starts_others(pod)
     first, second = of_ranks(pod)
     assert [each["CUDA_VISIBLE_DEVICES"] for each in (first, second)] == devices

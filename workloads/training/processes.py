@@ -28,7 +28,7 @@ LEAVE_S = 20.0
 """For the others' own end when one has failed: they first find out, which takes some seconds (see `world.Patience`)."""
 POLL_S = 0.05
 KILLED = 128  # and the signal's number: exit code of a process that a signal ended, as shells say it
-_DEVICES = "CUDA_VISIBLE_DEVICES"
+_DEVICES, _GIVEN = "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"
 _AS_ASKED = (int(ExitCode.DONE), int(ExitCode.SAVED_AFTER_SIGTERM))
 
 
@@ -40,7 +40,7 @@ def starts_others(environment: Mapping[str, str]) -> bool:
 def of_ranks(environment: Mapping[str, str]) -> list[dict[str, str]]:
     """The variables of each process of the pod that `environment` describes. Raises InvalidJob."""
     world = world_of(environment)
-    known = [name for name in environment.get(_DEVICES, "").split(",") if name]
+    known = _devices(environment)
     return [
         {
             **environment,
@@ -50,6 +50,15 @@ def of_ranks(environment: Mapping[str, str]) -> list[dict[str, str]]:
         }
         for local in range(world.per_pod)
     ]
+
+
+def _devices(environment: Mapping[str, str]) -> list[str]:
+    """Names of the pod's devices, as far as somebody has said them: those that CUDA shall see, or that the container was given.
+    An index would name the first slice of a device (MIG) only."""
+    if environment.get(_DEVICES):
+        return [name for name in environment[_DEVICES].split(",") if name]
+    given = environment.get(_GIVEN, "").split(",")
+    return given if all(name.startswith(("GPU-", "MIG-")) for name in given) else []
 
 
 def on_this_machine(processes: int) -> dict[str, str]:
