@@ -287,6 +287,20 @@ class LengthWarmup(SpecModel):
     )
 
 
+class LayerDrop(SpecModel):
+    """Blocks that a step leaves out, more of them the later the step and the deeper the block."""
+
+    keep: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.5,
+        description="Share of the steps that compute the last block in the end; block i of L is in 1 - i / L * (1 - keep) of "
+        "them.",
+    )
+    rate: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.001,
+        description="How fast steps get there from having all blocks: what is missing falls by the factor exp(-rate) per step.",
+    )
+
+
 class Evaluation(SpecModel):
     """Bits per byte on the held-out files, beside n-gram models counted on the same training bytes."""
 
@@ -451,6 +465,35 @@ class TrainingEngine(SpecModel):
             holds=lambda engine: engine.length_warmup is None or engine.processes_per_sequence == 1,
         ),
         Rule(
+            cel="!has(self.layerDrop) || !has(self.parallelism) || (self.parallelism.sequence == 1 && "
+            "self.parallelism.sharding != 'parameters')",
+            message="layerDrop does not go with processes that share sequences or divide weights, which take part in every block; "
+            "remove it, or set parallelism.sharding: gradients, and sequence: 1",
+            field_path=".layerDrop",
+            holds=lambda engine: (
+                engine.layer_drop is None
+                or engine.parallelism is None
+                or (
+                    engine.parallelism.sequence == 1
+                    and engine.parallelism.sharding is not Sharding.PARAMETERS
+                )
+            ),
+        ),
+        Rule(
+            cel="!has(self.layerDrop) || !(has(self.adapter) || has(self.adapters))",
+            message="layerDrop trains the blocks of a model, and an adapter leaves them as they are; remove one of the two",
+            field_path=".layerDrop",
+            holds=lambda engine: engine.layer_drop is None or not engine.has_adapters,
+        ),
+        Rule(
+            cel="!has(self.layerDrop) || !has(self.optimizer) || self.optimizer.name != 'ZerothOrder'",
+            message="optimizer.name: ZerothOrder compares losses of whole models; remove layerDrop",
+            field_path=".layerDrop",
+            holds=lambda engine: (
+                engine.layer_drop is None or engine.optimizer.name is not OptimizerName.ZEROTH_ORDER
+            ),
+        ),
+        Rule(
             cel="!has(self.optimizer) || self.optimizer.name != 'ZerothOrder' || !has(self.gradientSums) || "
             "self.gradientSums == 'weights'",
             message="optimizer.name: ZerothOrder has no gradients to add up; remove gradientSums",
@@ -579,6 +622,12 @@ class TrainingEngine(SpecModel):
         default=None,
         description="Train on the beginnings of sequences at first, which takes less time, and on whole ones later. What is cut "
         "off is not trained on in that epoch. Absent: all steps have whole sequences.",
+    )
+    layer_drop: LayerDrop | None = Field(
+        default=None,
+        description="Leave blocks out of steps (progressive layer dropping): what is left out is not computed, not updated and not "
+        "moved in that step, and what the others add counts so much more. Which ones is drawn from the seed. The result has "
+        "all blocks. Absent: all steps have all blocks.",
     )
     gradient_sums: GradientSums = Field(
         default=GradientSums.WEIGHTS,

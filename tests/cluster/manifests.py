@@ -86,6 +86,13 @@ def engine_job() -> JSON:
     )
 
 
+def engine_job_that_drops_layers() -> JSON:
+    """A TrainingJob for our engine, whose steps leave blocks out."""
+    document = engine_job()
+    document["spec"]["engine"]["layerDrop"] = {"keep": 0.5, "rate": 0.001}
+    return document
+
+
 def engine_job_from_weights() -> JSON:
     """A TrainingJob for our engine, from existing weights."""
     document = engine_job()
@@ -386,7 +393,13 @@ def power_domain_with_redfish() -> dict[str, Any]:
 
 
 BASES = {
-    "TrainingJob": (template_job, engine_job, engine_job_from_weights, engine_job_with_adapters),
+    "TrainingJob": (
+        template_job,
+        engine_job,
+        engine_job_that_drops_layers,
+        engine_job_from_weights,
+        engine_job_with_adapters,
+    ),
     "ModelService": (model_service, model_service_from_weights, model_service_in_zones),
     "AcceleratorPool": (pool, cpu_pool),
     "Tenant": (tenant,),

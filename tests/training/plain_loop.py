@@ -48,6 +48,7 @@ def train_plainly(
     updated: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None,
     frozen: Callable[[str], bool] = lambda name: False,
     wide: bool = False,
+    scales: Callable[[int], Sequence[float]] | None = None,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and final weights of `torch.optim.AdamW` (on fp32 master copies when `dtype` is narrower).
 
@@ -55,7 +56,8 @@ def train_plainly(
     skipped. With `labels` the loss of a step is the mean over its labels that are not -100. With `leaves` the
     micro-batches are cut into as many runs, whose gradients are added up as a balanced binary tree, and the norm is that
     of the norms of runs of 1024 elements. `begin` is called before each micro-batch, and `updated` after each update. Parameters
-    whose name is `frozen` are not trained. With `wide` the gradients of micro-batches are added up in float32.
+    whose name is `frozen` are not trained. With `wide` the gradients of micro-batches are added up in float32. `scales` tells
+    for each block of the model how many times it counts in a step, 0 being that it is left out.
     """
     given = {"vocab_size": vocab_size, "bos_token_id": 0, "eos_token_id": 0, **config}
     torch.manual_seed(seed)
@@ -63,9 +65,39 @@ def train_plainly(
     model: torch.nn.Module = make(AutoConfig.for_model(given.pop("model_type"), **given), dtype=dtype)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not frozen(name))
+    if scales is not None:
+        begin = _begin_with(_scaled_blocks(model), scales, begin)
     return train_model_plainly(
         model, batches, micro_batch, settings, fused, dtype, spoil, labels, leaves, begin, updated, wide
     )
+
+
+def _begin_with(
+    now: list[float], scales: Callable[[int], Sequence[float]], begin: Callable[[int, int], None]
+) -> Callable[[int, int], None]:
+    def run(step: int, index: int) -> None:
+        now[:] = scales(step)
+        begin(step, index)
+
+    return run
+
+
+def _scaled_blocks(model: Any) -> list[float]:
+    """Have the blocks count so many times as the list says that is returned; 0: a block is not computed."""
+    found = model.transformer.h if hasattr(model, "transformer") else model.model.layers
+    now = [1.0] * len(found)
+
+    def scaled(number: int, forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def run(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if now[number] == 0:
+                return hidden
+            return torch.lerp(hidden, forward(hidden, *args, **kwargs), now[number])
+
+        return run
+
+    for number, block in enumerate(found):
+        block.forward = scaled(number, block.forward)
+    return now
 
 
 def train_model_plainly(
@@ -112,7 +144,7 @@ def train_model_plainly(
         parts = torch.split(batch, micro_batch)
         wanted = parts if labels is None else torch.split(labels[step], micro_batch)
         counts = [int((own[:, 1:] != -100).sum()) for own in wanted]
-        sums: list[list[torch.Tensor]] = []
+        sums: list[list[torch.Tensor | None]] = []
         for index, (part, own, count) in enumerate(zip(parts, wanted, counts, strict=True)):
             if leaves is not None and index and index % (len(parts) // leaves) == 0:
                 sums.append(_taken(summed))
@@ -121,7 +153,8 @@ def train_model_plainly(
                 continue
             loss = model(input_ids=part, labels=own).loss
             loss = loss / len(parts) if labels is None else loss * (count / sum(counts))
-            loss.backward()
+            if loss.requires_grad:
+                loss.backward()
             total += loss.detach()
             if wide:
                 _add_wide(narrow, masters)
@@ -137,8 +170,7 @@ def train_model_plainly(
         if settings.get("gradientClip") is not None:
             torch.nn.utils.clip_grads_with_norm_(summed, settings["gradientClip"], norm)
         for master, parameter in zip(masters, narrow, strict=True):
-            if master is not parameter and not wide:
-                assert parameter.grad is not None
+            if master is not parameter and not wide and parameter.grad is not None:
                 master.grad = parameter.grad.float()
         optimizer.step()
         updated(optimizer)
@@ -158,19 +190,26 @@ def _add_wide(narrow: Sequence[torch.nn.Parameter], masters: Sequence[torch.nn.P
             parameter.grad = None
 
 
-def _taken(parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
-    """The gradients so far (zeros where there are none); the parameters have none afterwards."""
-    taken = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+def _taken(parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor | None]:
+    """The gradients so far; the parameters have none afterwards."""
+    taken = [p.grad for p in parameters]
     for parameter in parameters:
         parameter.grad = None
     return taken
 
 
-def _tree(sums: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
+def _tree(sums: Sequence[list[torch.Tensor | None]]) -> list[torch.Tensor | None]:
     if len(sums) == 1:
         return sums[0]
     half = len(sums) // 2
-    return [left + right for left, right in zip(_tree(sums[:half]), _tree(sums[half:]), strict=True)]
+    return [_sum(left, right) for left, right in zip(_tree(sums[:half]), _tree(sums[half:]), strict=True)]
+
+
+def _sum(left: torch.Tensor | None, right: torch.Tensor | None) -> torch.Tensor | None:
+    if left is None or right is None:
+        only = right if left is None else left
+        return None if only is None else only + torch.zeros_like(only)
+    return left + right
 
 
 def _norm_of_runs(gradients: Sequence[torch.Tensor]) -> torch.Tensor:

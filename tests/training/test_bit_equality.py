@@ -11,6 +11,7 @@ import torch
 from tests.training.plain_loop import train_plainly
 from tests.training.small import GPT2, LLAMA, SEQUENCE, SEQUENCES, VOCABULARY, engine
 
+from busbar.workloads.machine.streams import Streams
 from busbar.workloads.training import plan as plan_module
 from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.job import parse_engine
@@ -35,10 +36,12 @@ def plan_for(spec: Any, recipe: Any, placement: str) -> MemoryPlan:
     return make_plan(demand, MemoryLimits(None, None, True), placement)
 
 
-def train_ours(document: dict[str, Any], placement: str, fused: bool) -> tuple[list[float], Trainer]:
+def train_ours(
+    document: dict[str, Any], placement: str, fused: bool, streams: Streams | None = None
+) -> tuple[list[float], Trainer]:
     spec = parse_engine(document)
     recipe = open_model(spec, None, VOCABULARY, 0)
-    trainer = Trainer(spec, recipe, plan_for(spec, recipe, placement), CPU, fused=fused)
+    trainer = Trainer(spec, recipe, plan_for(spec, recipe, placement), CPU, fused=fused, streams=streams)
     data = packed()
     losses = [trainer.step(data).loss for _ in range(spec.steps)]
     trainer.close()
@@ -60,8 +63,11 @@ def assert_equal_to_plain(
     fused: bool,
     updated: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None,
     lengths: Sequence[int] = (),
+    frozen: Callable[[str], bool] = lambda name: False,
+    scales: Callable[[int], Sequence[float]] | None = None,
+    streams: Streams | None = None,
 ) -> None:
-    ours, trainer = train_ours(document, placement, fused)
+    ours, trainer = train_ours(document, placement, fused, streams)
     dtype = torch.bfloat16 if document.get("dtype") == "bfloat16" else torch.float32
     losses, weights = train_plainly(
         document["model"]["config"],
@@ -69,9 +75,12 @@ def assert_equal_to_plain(
         batches(lengths),
         document["batch"]["microBatch"],
         document["optimizer"],
+        seed=document.get("seed", 0),
         fused=fused or None,
         dtype=dtype,
         updated=updated,
+        frozen=frozen,
+        scales=scales,
         wide=document.get("gradientSums") == "float32",
     )
     assert ours == losses

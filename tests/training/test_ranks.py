@@ -11,6 +11,7 @@ import torch
 from tests.training.gang import run_gang
 from tests.training.plain_loop import train_plainly
 from tests.training.small import GPT2, LLAMA, SEQUENCE, VOCABULARY, engine
+from tests.training.test_layer_drop import scales_of
 from tests.training.test_moments import reduce_moments
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -38,6 +39,11 @@ def case(**changes: Any) -> dict[str, Any]:
     return engine(steps=STEPS, **{"batch": EIGHT, "parallelism": FIXED, **changes})
 
 
+LEFT_OUT: dict[str, Any] = {  # with this seed other ones in each step but the first, and all in one
+    "model": {"config": {**LLAMA, "num_hidden_layers": 3}},
+    "layerDrop": {"keep": 0.2, "rate": 1.0},
+    "seed": 155,
+}
 CASES: dict[str, dict[str, Any]] = {
     "a clip that bites": case(optimizer={"learningRate": 1e-3, "gradientClip": 0.01, "schedule": "linear"}),
     "no clipping, two micro-batches a leaf": case(
@@ -57,6 +63,9 @@ CASES: dict[str, dict[str, Any]] = {
     "dropout, gated": case(model={"config": GPT2}, schedule="gated"),
     "a step that is not finite on one rank": case(),
     "frozen first block and, by the head's name, the table": case(freeze=["lm_head.*", "model.layers.0.*"]),
+    "blocks that are left out, two micro-batches a leaf": case(
+        batch={"sequences": 16, "microBatch": 1}, **LEFT_OUT
+    ),
 }
 DIVIDED: dict[str, dict[str, Any]] = {  # what the ranks divide beside the optimizer's state
     "gradients, a clip that bites": case(
@@ -76,6 +85,13 @@ DIVIDED: dict[str, dict[str, Any]] = {  # what the ranks divide beside the optim
         activations="recompute",
         seed=11,
         parallelism={**FIXED, "sharding": "gradients"},
+    ),
+    "gradients, blocks that are left out, gated": case(
+        schedule="gated",
+        dtype="bfloat16",
+        mode="auto",
+        parallelism={**FIXED, "sharding": "gradients"},
+        **LEFT_OUT,
     ),
     "parameters, a clip that bites": case(
         optimizer={"learningRate": 1e-3, "gradientClip": 0.01, "schedule": "linear"},
@@ -254,6 +270,7 @@ def plainly(name: str, document: dict[str, Any]) -> tuple[list[float], dict[str,
             "freeze" in document and key.startswith(("model.embed_tokens.", "model.layers.0."))
         ),
         wide=document.get("gradientSums") == "float32",
+        scales=scales_of(document),
         spoil=spoil if "not finite" in name else lambda step, model: None,
     )
 

@@ -70,7 +70,7 @@ class Saver:
     def writing(self) -> bool:
         return self._writer is not None and self._writer.is_alive()
 
-    def save(self, step: int, counters: Mapping[str, int]) -> None:
+    def save(self, step: int, counters: Mapping[str, Any]) -> None:
         """Start to copy and write the state after `step` steps; `counters` go into its manifest.
 
         Raises what the previous write raised; this one has been started all the same.
@@ -94,7 +94,7 @@ class Saver:
         if failure is not None:
             raise failure
 
-    def save_last(self, step: int, counters: Mapping[str, int], left_s: float | None) -> None:
+    def save_last(self, step: int, counters: Mapping[str, Any], left_s: float | None) -> None:
         """Make the newest state durable within `left_s` seconds, or an older one if that takes too long.
 
         `durable_step` tells which. Raises CheckpointError.

@@ -18,7 +18,7 @@ Queues and events are those of `streams`; whoever has to wait is the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -115,22 +115,25 @@ class BlockSlots:
         self._updated: list[Event | None] = [None] * len(groups)
         self._fresh = [True] * len(groups)  # no gradient of this step has come home yet
         self._turn = 0  # the gradient slot that is used next
+        self._absent: Collection[int] = ()  # blocks that this step leaves out
         self._held: tuple[int, Slot, _GradientSlot | None] | None = None  # what backward is in
         self.traffic = Traffic()
         for number, block in enumerate(inner):
             setattr(block, "forward", self._streamed(number, block.forward))  # noqa: B010
         model.register_forward_pre_hook(lambda *_: self._begin())
 
-    def updated(self, events: Sequence[Event]) -> None:
-        """Weights change at home until `events`, one per group: what is on the device is old."""
-        self._updated = list(events)
+    def updated(self, events: Sequence[Event], absent: Collection[int] = ()) -> None:
+        """Weights change at home until `events`, one per group: what is on the device is old. The next step leaves the
+        blocks `absent` out."""
+        self._updated, self._absent = list(events), absent
         self._fresh = [True] * len(self._groups)
         for slot in self._slots:
             slot.block = None
         for index, outer in self._outer.items():
             outer.updated, outer.loaded = events[index], None
         self.reach(self._groups[0])
-        for number in range(min(len(self._slots), len(self._blocks))):
+        present = (number for number in range(len(self._blocks)) if number not in absent)
+        for _, number in zip(self._slots, present, strict=False):
             self._load(number, forward=True)
 
     def refresh(self) -> None:
@@ -254,11 +257,11 @@ class BlockSlots:
         return slot
 
     def _following(self, number: int, *, forward: bool) -> int | None:
-        last = len(self._blocks) - 1
-        if not forward:
-            return number - 1 if number else None
-        if number < last:
-            return number + 1
+        absent = self._absent if torch.is_grad_enabled() else ()
+        behind = range(number + 1, len(self._blocks)) if forward else reversed(range(number))
+        following = next((each for each in behind if each not in absent), None)
+        if following is not None or not forward:
+            return following
         for index in self._outer:
             self.reach(self._groups[index])  # the head, if no gate asked for it yet
         return None if torch.is_grad_enabled() else 0  # of the next forward pass

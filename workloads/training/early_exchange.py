@@ -22,7 +22,7 @@ from busbar.workloads.training.gradient_shards import watch_backward
 from busbar.workloads.training.groups import FlatGroup
 from busbar.workloads.training.ranks import Pending, Ranks
 
-Start = Callable[[FlatGroup], Pending]
+Start = Callable[[FlatGroup], Pending | None]
 Settle = Callable[[FlatGroup, Pending], object]
 
 
@@ -34,7 +34,7 @@ class EarlyExchange:
     ) -> None:
         """
         Args:
-            start: begins the exchange of a group's gradients, while no other one is under way.
+            start: begins the exchange of a group's gradients, while no other one is under way; None: it has none.
             settle: waits for it, and takes what it brought.
         """
         self._groups, self._ranks, self._start_one, self._settle_one = groups, ranks, start, settle
@@ -99,7 +99,8 @@ class EarlyExchange:
     def _start_next(self) -> None:
         self._settle()
         flat = self._groups[self._order[self._begun]]
-        self._under_way = flat, self._start_one(flat)
+        pending = self._start_one(flat)
+        self._under_way = None if pending is None else (flat, pending)
         self._begun += 1
 
     def _settle(self) -> None:

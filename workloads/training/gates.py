@@ -10,7 +10,7 @@ begins with each gate, so that it comes while this group is computed with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import nn
@@ -43,13 +43,14 @@ class Gates:
         self._groups, self._stream, self._passed, self._clock = groups, stream, passed, clock
         self.ahead = ahead
         self._events: Sequence[Event] = ()
+        self._left_out: Collection[str] = ()  # groups that were not updated
         self._begun: tuple[int, Pending | None] | None = None  # for the gate with this index
         self._next = 0  # the first gate that was not reached
         self._attach(model)
 
-    def shut(self, events: Sequence[Event]) -> None:
-        """Make the next forward pass wait for `events`, one per group."""
-        self._events, self._next, self._begun = events, 0, None
+    def shut(self, events: Sequence[Event], left_out: Collection[str] = ()) -> None:
+        """Make the next forward pass wait for `events`, one per group; groups that are left out were not updated."""
+        self._events, self._left_out, self._next, self._begun = events, left_out, 0, None
 
     def reach(self, index: int) -> None:
         """Wait for the group with this index and all before it."""
@@ -72,7 +73,8 @@ class Gates:
         if self._begun is not None and self._begun[0] == index:
             return self._begun[1]
         self._stream.wait(self._events[index])
-        return self._passed(self._groups[index])
+        flat = self._groups[index]
+        return None if flat.group.name in self._left_out else self._passed(flat)
 
     def reach_all(self) -> None:
         """Wait for whatever no forward pass has reached."""

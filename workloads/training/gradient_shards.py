@@ -17,7 +17,7 @@ leaf the slices of all ranks' leaves have to be kept until the leaf ends, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -63,6 +63,7 @@ class GradientShards:
             if self._fixed and division.leaf_size > 1
         ]
         self._round = Round(None)
+        self.left_out: Collection[str] = ()  # groups that have no gradient in this step, on any rank
         self._at: int | None = (
             None  # the group whose gradients the room takes; None: no backward pass is under way
         )
@@ -119,6 +120,8 @@ class GradientShards:
         room = self._room[: flat.group.elements]
         for member in flat.group.members:
             member.parameter.grad = None
+        if flat.group.name in self.left_out:
+            return
         self.sent_bytes += (self._ranks.size - 1) * flat.length * room.itemsize
         if not self._fixed:
             own = self._came[: flat.length]

@@ -4,7 +4,7 @@ With recomputed activations (`recompute`) the inputs of all blocks are what grow
 leave the device while their block is computed, and come back when backward is about to reach it:
 
     forward    block n begins: its input -> host, beside its computation
-    backward   block n begins: the input of block n - 1 -> device, beside it
+    backward   block n begins: the input of the block below, n - 1 -> device, beside it
 
 So the device has the inputs of two blocks at a time. That of the last block stays, as backward begins with it. Moved is
 what a gradient goes back to; masks and positions, which all blocks share, stay. The bytes come back as they went, so no bit
@@ -55,13 +55,15 @@ class InputSwap:
         self._moved: dict[int, list[_Moved]] = {}  # by block
         self._leaving: list[tuple[torch.Tensor, Event]] = []  # not free on the device before the event
         self.used = 0  # bytes of the room, by this micro-batch
+        self._newest = last  # the block whose input was moved last
 
     @contextmanager
     def moving(self, number: int, inputs: Sequence[torch.Tensor]) -> Iterator[None]:
         """What autograd saves of `inputs` meanwhile, those of block `number`, goes to the host."""
-        if number == 0:
+        if number <= self._newest:  # the first of a micro-batch; a step may leave blocks out
             self._moved.clear()
             self.used = 0
+        self._newest = number
         for _, stored in self._leaving:
             self._streams.compute.wait(stored)  # long ago: the block before this one was computed meanwhile
         self._leaving.clear()
@@ -96,7 +98,8 @@ class InputSwap:
     def _bring_back(self, number: int, kept: torch.Tensor | _Moved) -> torch.Tensor:
         """What `_move` made something of, for the backward pass of block `number`."""
         found = kept if isinstance(kept, torch.Tensor) else self._arrived(kept)
-        for moved in self._moved.get(number - 1, ()):
+        below = max((each for each in self._moved if each < number), default=None)
+        for moved in () if below is None else self._moved[below]:
             self._load(moved)
         return found
 

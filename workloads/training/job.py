@@ -35,6 +35,7 @@ from busbar.workloads.training.settings import (
     EngineSpec,
     Evaluation,
     Fields,
+    LayerDrop,
     LengthWarmup,
     ModelSource,
     OptimizerSpec,
@@ -172,6 +173,7 @@ def engine_spec(engine: TrainingEngine, path: str = "spec.engine") -> EngineSpec
         length_warmup=None
         if (warmup := engine.length_warmup) is None
         else LengthWarmup(warmup.start, warmup.steps),
+        layer_drop=None if (drop := engine.layer_drop) is None else LayerDrop(drop.keep, drop.rate),
         gradient_sums=engine.gradient_sums.value,
         state=engine.state.value,
         schedule=engine.schedule.value,

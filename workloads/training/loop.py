@@ -105,7 +105,8 @@ class Loop:
             {"load": optimizer.loaded_bytes, "store": optimizer.stored_bytes} if link is None else link.bytes
         )
         self.status.count_traffic(moved, self._stalled_seconds, {} if link is None else link.seconds)
-        speed, flops = self.status.tokens_per_second, self.session.flops_per_token
+        speed = self.status.tokens_per_second
+        flops = None if self._leaves_out else self.session.flops_per_token
         self.status.update(
             modelTflops=None if flops is None or speed is None else round(speed * flops / 1e12, 4),
             phaseSeconds={phase: round(seconds, 3) for phase, seconds in self.trainer.clock.seconds.items()},
@@ -114,10 +115,10 @@ class Loop:
             replayMismatches=len(self.journal.mismatches),
         )
         if (predicted := self.session.prediction) is not None:
-            saver, step_s = self.saver, self.status.steady_step_s
+            saver, step_s = self.saver, None if self._leaves_out else self.status.steady_step_s
             stall_s = saver.stalled_seconds / saver.saved if saver.saved else None
             self.status.update(timing=predicted.to_json(step_s, stall_s, saver.durable_seconds))
-        samples = self.status.steady_samples
+        samples = 0 if self._leaves_out else self.status.steady_samples
         if samples >= 5 and (samples == 5 or samples % 10 == 0):
             plan = self.trainer.plan
             self.status.update(
@@ -134,6 +135,11 @@ class Loop:
                     }
                 )
             )
+
+    @property
+    def _leaves_out(self) -> bool:
+        """Whether steps leave blocks out: they tell nothing about the speed of those that have all."""
+        return self.trainer.drop is not None
 
     @property
     def _stalled_seconds(self) -> float:

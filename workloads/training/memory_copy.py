@@ -148,7 +148,7 @@ class Copier:
     def due(self, step: int) -> bool:
         return self._saver is not None and step % self._every_steps == 0
 
-    def save(self, step: int, counters: Mapping[str, int]) -> None:
+    def save(self, step: int, counters: Mapping[str, Any]) -> None:
         """Start to copy the state after `step`. Raises what the copy before it raised, as `Saver.save` does."""
         if self._saver is not None:
             self._saver.save(step, counters)

@@ -20,10 +20,11 @@ from busbar.workloads.training.division import FIXED, divide
 from busbar.workloads.training.errors import InvalidJob, listed
 from busbar.workloads.training.freeze import freeze, frozen
 from busbar.workloads.training.groups import make_groups
+from busbar.workloads.training.layer_drop import DroppedBlocks
 from busbar.workloads.training.plan import AGAIN, Demand, aligned
 from busbar.workloads.training.saved_model import FIELD, check_files, vectors
 from busbar.workloads.training.sequence_parallel import Imagined, SequencePart
-from busbar.workloads.training.settings import FLOAT32, TILED, ZEROTH_ORDER, Adapter, EngineSpec
+from busbar.workloads.training.settings import FLOAT32, TILED, ZEROTH_ORDER, Adapter, EngineSpec, LayerDrop
 from busbar.workloads.training.state_file import is_finite
 from busbar.workloads.training.tiled_loss import tile, token_losses
 
@@ -46,6 +47,7 @@ class ModelRecipe:
     tiled_mlps: bool = False
     sequence: int = 1  # ranks that share each sequence
     wide_gradients: bool = False  # in float32, whatever the type of the weights
+    layer_drop: LayerDrop | None = None  # which the trainer attaches to what `build` makes
 
     @property
     def gradient_dtype(self) -> torch.dtype:
@@ -83,15 +85,17 @@ class ModelRecipe:
             return self._empty_frozen
         with torch.device("meta"):
             model = adapters.attach(self.empty(), self.adapter, self.seed)
-        return lambda: self._shared(self._as_asked(adapters.on_device(model, device)))
+        return lambda: self._as_trained(self._as_asked(adapters.on_device(model, device)))
 
     def _empty_frozen(self) -> torch.nn.Module:
         model = self.empty()
         freeze(model, self.freeze)
-        return self._shared(self._as_asked(model))
+        return self._as_trained(self._as_asked(model))
 
-    def _shared(self, model: torch.nn.Module) -> torch.nn.Module:
-        """As one of the ranks that share each sequence has it, for shapes alone."""
+    def _as_trained(self, model: torch.nn.Module) -> torch.nn.Module:
+        """As one of the ranks that share each sequence has it, and with all blocks scaled, for shapes alone."""
+        if self.layer_drop is not None:
+            DroppedBlocks(model, self.layer_drop, self.seed)
         if self.sequence == 1:
             return model
         return sequence_parallel.attach(model, SequencePart(Imagined(self.sequence)))
@@ -193,6 +197,7 @@ def open_model(spec: EngineSpec, folder: Path | None, vocab_size: int, end_of_te
         spec.mlp == TILED,
         spec.sequence,
         spec.gradient_sums == FLOAT32,
+        spec.layer_drop,
     )
 
 

@@ -9,7 +9,7 @@ number of ranks changes no bit. Rank 0's value counts for all, so that all clip,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -21,19 +21,20 @@ if TYPE_CHECKING:
 
 
 class Norm(Protocol):
-    def total(self) -> torch.Tensor:
-        """The norm of all gradients of the step."""
+    def total(self, left_out: Collection[str] = ()) -> torch.Tensor:
+        """The norm of all gradients of the step, which are those of the groups that it did not leave out."""
 
 
 class ParameterNorm:
     """Of the parameters' gradients, by torch."""
 
     def __init__(self, groups: Sequence[FlatGroup]) -> None:
-        ordered = sorted((member for _, member in members(groups)), key=lambda member: member.index)
-        self._parameters = [member.parameter for member in ordered]
+        ordered = sorted(members(groups), key=lambda each: each[1].index)
+        self._parameters = [(flat.group.name, member.parameter) for flat, member in ordered]
 
-    def total(self) -> torch.Tensor:
-        return torch.nn.utils.get_total_norm([gradient(parameter) for parameter in self._parameters])
+    def total(self, left_out: Collection[str] = ()) -> torch.Tensor:
+        found = [gradient(parameter) for group, parameter in self._parameters if group not in left_out]
+        return torch.nn.utils.get_total_norm(found)
 
 
 class RowNorm:
@@ -42,27 +43,27 @@ class RowNorm:
     def __init__(self, groups: Sequence[FlatGroup], ranks: Ranks) -> None:
         self._groups, self._ranks = groups, ranks
 
-    def total(self) -> torch.Tensor:
+    def total(self, left_out: Collection[str] = ()) -> torch.Tensor:
         own = torch.cat([_row_norms(flat.own_gradients) for flat in self._groups])
         every = torch.empty(self._ranks.size * own.numel(), dtype=own.dtype, device=own.device)
         self._ranks.all_gather(every, own)
-        rows = self._in_order(every.view(self._ranks.size, -1))
+        rows = self._in_order(every.view(self._ranks.size, -1), left_out)
         total: torch.Tensor = torch.linalg.vector_norm(torch.cat(rows))
         self._ranks.from_first(total)
         return total
 
-    def _in_order(self, table: torch.Tensor) -> list[torch.Tensor]:
+    def _in_order(self, table: torch.Tensor, left_out: Collection[str]) -> list[torch.Tensor]:
         """The row norms of each parameter, in the order of the parameters; `table` has a row per rank."""
         found: dict[int, torch.Tensor] = {}
         start = 0
         for flat in self._groups:
             rows = flat.length // GRAIN
             whole = table[:, start : start + rows].reshape(-1)
-            for member in flat.group.members:
+            for member in () if flat.group.name in left_out else flat.group.members:
                 first = member.start // GRAIN
                 found[member.index] = whole[first : first - (-member.parameter.numel() // GRAIN)]
             start += rows
-        return [found[index] for index in sorted(found)]
+        return [found[index] for index in sorted(found)] or [table.new_zeros(1)]
 
 
 def clip_factor(limit: float, total: torch.Tensor) -> torch.Tensor:

@@ -9,12 +9,16 @@ format of the moments, which is not torch's, on them widened: see `moments`): th
 whether the norm is finite stay on the device, so that the updates of a step are queued (see `pipeline`) before the host
 knows any of them. Over several ranks the chunks are those of this rank's slices. A step whose gradient norm is not
 finite changes nothing: no weight, no moment, no step count of AdamW. Each update leaves the gradients zero.
+
+A group that a step leaves out (see `layer_drop`) stays as it is in it: weights, moments, and the number of updates by which AdamW
+corrects the bias of the moments, as for a parameter without a gradient in torch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -64,7 +68,6 @@ class _Step:
     """What the updates of one step share. Tensors are on the device."""
 
     learning_rate: float
-    updates: float  # of AdamW so far
     factor: torch.Tensor | None  # by which gradients are multiplied; None: by nothing
     bad: torch.Tensor  # 1.0: the norm is not finite, and the step is to change nothing; else 0.0
 
@@ -76,6 +79,7 @@ class Optimizer(Protocol):
     chunks: list[Chunk]  # runs of state that is placed by the plan
     updates: int  # skipped steps are not in it
     skipped: int
+    missed: Counter[str]  # updates that left a group out, by its name
     # called before a stream changes weights or state of a group: a checkpoint may have to copy them first
     before_update: Callable[[FlatGroup, Stream], object]
 
@@ -87,11 +91,12 @@ class Optimizer(Protocol):
     def stored_bytes(self) -> int:
         """State that was brought back."""
 
-    def prefetch(self) -> None:
-        """Begin to load what the next step needs."""
+    def prefetch(self, left_out: Collection[str] = ()) -> None:
+        """Begin to load what the next step needs, which leaves these groups out."""
 
-    def step(self, learning_rate: float) -> tuple[float, list[Event]]:
-        """Queue the step's updates; returns a norm, which is not finite where nothing is changed, and an event per group."""
+    def step(self, learning_rate: float, left_out: Collection[str] = ()) -> tuple[float, list[Event]]:
+        """Queue the step's updates, but of groups that it left out; returns a norm, which is not finite where nothing is
+        changed, and an event per group."""
 
     def drain(self) -> None:
         """Wait until all that was queued is done. Raises what failed."""
@@ -142,6 +147,7 @@ class OffloadedAdamW:
         self._room = device.carve("staging", run, torch.float32)
         self.updates = 0  # AdamW's step count: skipped steps are not in it
         self.skipped = 0  # steps whose gradient norm was not finite
+        self.missed: Counter[str] = Counter()
         # Held until the next step is queued: updates read its tensors on a stream of their own, beside the next forward
         # pass, and torch gives memory that nobody holds to the stream that it came from, at once.
         self._under_way: _Step | None = None
@@ -155,40 +161,44 @@ class OffloadedAdamW:
     def stored_bytes(self) -> int:
         return self.pipeline.stored_bytes
 
-    def prefetch(self) -> None:
-        self.pipeline.prefetch()
+    def prefetch(self, left_out: Collection[str] = ()) -> None:
+        self.pipeline.prefetch(left_out)
 
     def drain(self) -> None:
         self.pipeline.drain()
 
-    def step(self, learning_rate: float) -> tuple[float, list[Event]]:
-        """Queue clipping and the update of every parameter (of this rank's slices).
+    def step(self, learning_rate: float, left_out: Collection[str] = ()) -> tuple[float, list[Event]]:
+        """Queue clipping and the update of every parameter (of this rank's slices) but those of groups that are left out.
 
         Returns:
             The norm before clipping (not finite: nothing is changed), and an event per group: its weights are updated.
         """
-        total = self._norm.total()
+        total = self._norm.total(left_out)
         limit = self.settings.gradient_clip
         step = _Step(
             learning_rate,
-            float(self.updates),
             None if limit is None else clip_factor(limit, total),
             (~torch.isfinite(total)).float(),
         )
+        counts = {name: float(self.updates - missed) for name, missed in self.missed.items()}
+        usual = float(self.updates)
         done = self.pipeline.launch(
             lambda flat: self.before_update(flat, self.streams.update),
-            lambda chunk, state: self._update(chunk, state, step),
+            lambda chunk, state: self._update(chunk, state, step, counts.get(chunk.flat.group.name, usual)),
             _clear_others,
+            left_out,
         )
         self._under_way = step
         norm = float(total)  # on a GPU the host waits here, when all is queued
         if math.isfinite(norm):
             self.updates += 1
+            self.missed.update(left_out)
         else:
             self.skipped += 1
         return norm, done
 
-    def _update(self, chunk: Chunk, state: torch.Tensor, step: _Step) -> None:
+    def _update(self, chunk: Chunk, state: torch.Tensor, step: _Step, updates: float) -> None:
+        """`updates` of this chunk by AdamW so far."""
         gradients = chunk.own(chunk.flat.own_gradients)
         with torch.no_grad():
             if self.fused or not bool(step.bad):  # the kernel that is not fused always updates
@@ -197,7 +207,7 @@ class OffloadedAdamW:
                 kept = chunk.tensors(state)
                 with self._wide_moments(chunk, kept) as moments:
                     for part in self._halves[id(chunk)]:
-                        self._adamw(part, moments, kept.get("low"), step)
+                        self._adamw(part, moments, kept.get("low"), step, updates)
             gradients.zero_()  # while they are in the CPU's caches
 
     @contextmanager
@@ -212,7 +222,12 @@ class OffloadedAdamW:
         narrow(self._state, first, second, kept, self._room)
 
     def _adamw(
-        self, half: _Half, moments: Sequence[torch.Tensor], low: torch.Tensor | None, step: _Step
+        self,
+        half: _Half,
+        moments: Sequence[torch.Tensor],
+        low: torch.Tensor | None,
+        step: _Step,
+        updates: float,
     ) -> None:
         pieces, weights, gradients = half.pieces, half.weights, half.gradients
         firsts, seconds = ([_of(piece, each) for piece in pieces] for each in moments)
@@ -234,7 +249,7 @@ class OffloadedAdamW:
             seconds,
             [],
             # filled there, not copied there: on a GPU a copy of one number would wait for the whole queue
-            list(torch.full((len(pieces),), step.updates, device=self._step_device(moments[0])).unbind()),
+            list(torch.full((len(pieces),), updates, device=self._step_device(moments[0])).unbind()),
             foreach=False,
             fused=self.fused,
             found_inf=step.bad if self.fused else None,

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -109,6 +111,33 @@ class LengthWarmup:
 
 
 @dataclass(frozen=True)
+class LayerDrop:
+    """Blocks that a step leaves out (see `layer_drop`)."""
+
+    keep: float  # towards which the share of steps that keep the last block falls
+    rate: float  # of that fall, per step
+
+    def probability(self, step: int, number: int, count: int) -> float:
+        """That a step, the first being 0, keeps block `number`, counted from 0, of `count`."""
+        theta = (1 - self.keep) * math.exp(-self.rate * step) + self.keep
+        return 1 - (number + 1) / count * (1 - theta)
+
+    def left_out(self, seed: int, step: int, count: int) -> frozenset[int]:
+        """The blocks that a step leaves out."""
+        return frozenset(
+            number
+            for number in range(count)
+            if _draw(seed, step, number) >= self.probability(step, number, count)
+        )
+
+
+def _draw(seed: int, step: int, number: int) -> float:
+    """A number from 0 to 1, 1 not included, that is the same on every machine."""
+    digest = hashlib.blake2b(f"layer drop {seed} {step} {number}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) / 2**53
+
+
+@dataclass(frozen=True)
 class Evaluation:
     ngram_order: int  # context length in bytes of the longer n-gram model
 
@@ -150,6 +179,7 @@ class EngineSpec:
     activations: str = "auto"  # auto | keep | recompute (see `recompute`)
     loss: str = WHOLE  # whole | tiled: how logits exist (see `tiled_loss`)
     length_warmup: LengthWarmup | None = None  # None: sequences are whole in all steps
+    layer_drop: LayerDrop | None = None  # None: all steps have all blocks
     gradient_sums: str = WEIGHTS  # weights | float32: the type in which gradients are added up
     mlp: str = WHOLE  # whole | tiled: how MLPs are computed (see `tiled_mlp`)
     schedule: str = (

@@ -14,7 +14,7 @@ Where gradients are divided (stage 2), they are exchanged while each micro-batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 import torch
@@ -48,6 +48,7 @@ class Spread:
         self.ranks, self._division, self._groups, self._seed = ranks, division, groups, seed
         self._fixed, self._shards = division.order == FIXED, shards
         self._sent_bytes = 0  # handed over for other ranks, by this one
+        self._left_out: Collection[str] = ()  # groups without a gradient in this step
         if shards is not None:
             return
         dtype = groups[0].gradients.dtype
@@ -78,6 +79,7 @@ class Spread:
         work: Callable[[Part], torch.Tensor],
         computed: Callable[[], object],
         stand_by: Callable[[], object],
+        left_out: Collection[str] = (),
     ) -> float:
         """Compute this rank's `parts` of the step and add up its slices over all ranks; returns the step's loss.
 
@@ -86,7 +88,11 @@ class Spread:
             work: forward and backward of one part; returns its share of the loss.
             computed: called before gradients are read that no forward pass may have waited for.
             stand_by: called in the place of a forward pass that other ranks make, where gradients are divided.
+            left_out: groups that the step leaves out on all ranks, of which nothing is exchanged.
         """
+        self._left_out = left_out
+        if self._shards is not None:
+            self._shards.left_out = left_out
         self.ranks.at(f"computing step {step + 1}")
         losses = torch.zeros(len(parts), device=self._groups[0].weights.device)
         if self._shards is None:
@@ -147,7 +153,8 @@ class Spread:
             self.early.finish()
         elif self.ranks.size > 1:
             for flat in self._groups:
-                self._settle(flat, self._start(flat))
+                if (pending := self._start(flat)) is not None:
+                    self._settle(flat, pending)
 
     def _merge(self, number: int, leaves: int) -> None:
         """Add the leaf `number`, just computed, to the sums that it completes; the last one completes all."""
@@ -160,8 +167,10 @@ class Spread:
             for flat, held in zip(self._groups, self._held[level], strict=True):
                 held.copy_(flat.gradients)
 
-    def _start(self, flat: FlatGroup) -> Pending:
-        """Begin to exchange a group's gradients, through the room."""
+    def _start(self, flat: FlatGroup) -> Pending | None:
+        """Begin to exchange a group's gradients, through the room; None: there are none."""
+        if flat.group.name in self._left_out:
+            return None
         self._count(flat.gradients, flat)
         with _disable_current_modes():  # what gloo copies is planned as exchange, and no activation
             if self._fixed:

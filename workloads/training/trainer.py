@@ -16,10 +16,12 @@ import math
 import resource
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,6 +37,7 @@ from busbar.workloads.training.gates import Gates
 from busbar.workloads.training.gradient_shards import GradientShards
 from busbar.workloads.training.groups import bind, blocks, make_groups, rebind_gradients, settle
 from busbar.workloads.training.input_swap import InputSwap
+from busbar.workloads.training.layer_drop import DroppedBlocks
 from busbar.workloads.training.link_pace import LinkPace, has_link
 from busbar.workloads.training.loaded import Loaded
 from busbar.workloads.training.model import ModelRecipe, check_causal
@@ -135,6 +138,9 @@ class Trainer:
             self.blocks.reset()
         elif self.peers is None and plan.activations in AGAIN:
             recompute_blocks(self.model, self.swap)
+        # Around all others that take over the blocks, so that these see the blocks that are kept alone.
+        dropping = spec.layer_drop  # None: all steps have all blocks
+        self.drop = None if dropping is None else DroppedBlocks(self.model, dropping, spec.seed)
         self.spread = self._make_spread(ranks)
         if self.sequence is not None:
             self.sequence.take(self.device_arena.carve_rest("exchange"))
@@ -233,14 +239,16 @@ class Trainer:
         self.done = loaded.step
         self.optimizer.updates = int(loaded.manifest["updates"])
         self.optimizer.skipped = int(loaded.manifest["skipped"])
+        self.optimizer.missed = Counter(loaded.manifest.get("missedUpdates", {}))
         self.bad_in_a_row = int(loaded.manifest["badInARow"])
 
-    def counters(self) -> dict[str, int]:
+    def counters(self) -> dict[str, Any]:
         """What a checkpoint must hold beside the tensors."""
         return {
             "updates": self.optimizer.updates,
             "skipped": self.optimizer.skipped,
             "badInARow": self.bad_in_a_row,
+            **({"missedUpdates": dict(self.optimizer.missed)} if self.optimizer.missed else {}),
         }
 
     @property
@@ -261,11 +269,11 @@ class Trainer:
         """Train on the batch of the next step."""
         started = time.monotonic()
         self.clock.begin()
-        length, parts = self.length, self.micro_batches(data)
+        length, parts, left_out = self.length, self.micro_batches(data), self._left_out()
         rate = learning_rate(self.spec.optimizer, self.done, self.spec.steps)
         rebind_gradients(self.groups)
         if self.plan.gated:
-            self.optimizer.prefetch()
+            self.optimizer.prefetch(left_out)
         self.clock.ended("other")
         loss: float | torch.Tensor
         if self.perturbation is not None:
@@ -275,15 +283,15 @@ class Trainer:
             self.gates.reach_all()
         else:
             loss = self.spread.gradients(
-                self.done, parts, self._measured, self.gates.reach_all, self._stand_by
+                self.done, parts, self._measured, self.gates.reach_all, self._stand_by, left_out
             )
             self.clock.ended("exchange")
         if self.blocks is not None:
             self.blocks.collect()
-        norm, done = self.optimizer.step(rate)
+        norm, done = self.optimizer.step(rate, left_out)
         if self.blocks is not None:
-            self.blocks.updated(done)
-        self.gates.shut(done)
+            self.blocks.updated(done, () if self.drop is None else self.drop.of(self.done + 1))
+        self.gates.shut(done, left_out)
         value = float(loss)
         if not self.plan.gated:
             self.optimizer.drain() if self.gates.ahead else self.drain()
@@ -296,6 +304,13 @@ class Trainer:
         result = StepResult(self.done, value, norm, rate, seconds, tokens, whole)
         self.bad_in_a_row = self.bad_in_a_row + 1 if result.skipped else 0
         return result
+
+    def _left_out(self) -> frozenset[str]:
+        """The groups that the next step leaves out, which begins."""
+        if self.drop is None:
+            return frozenset()
+        self.drop.begin(self.done)
+        return self.drop.groups
 
     def drain(self) -> None:
         """Wait until weights and state are those after the last step; over several ranks all of them call it."""
@@ -367,7 +382,8 @@ class Trainer:
         if self.perturbation is not None:
             return loss
         self.gates.reach_all()  # of what this pass did not use: gradients are zero only behind the gates
-        loss.backward()  # type: ignore[no-untyped-call]
+        if loss.requires_grad or self.drop is None:  # it does not if all that is trained is left out
+            loss.backward()  # type: ignore[no-untyped-call]
         if self.blocks is not None:
             self.blocks.end_backward()
         self.clock.ended("backward")

@@ -17,7 +17,8 @@ update is that of an fp32 master, whose low half is kept (see `optimizer`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -140,6 +141,7 @@ class ZerothOrder:
             self._wide = [home.carve("staging", plan.chunk_parameters, torch.float32) for _ in range(2)]
         self.updates = 0
         self.skipped = 0  # steps whose slope was not finite
+        self.missed: Counter[str] = Counter()  # no step leaves anything out
         self.loaded_bytes = self.stored_bytes = 0  # of state that travels: none does
         self._slope = math.nan
         self._direction = Direction(seed, 0)
@@ -154,10 +156,10 @@ class ZerothOrder:
         self._slope = (float(ahead) - float(behind)) / (2 * self.settings.perturbation)
         self._direction = self.direction(step)
 
-    def prefetch(self) -> None:
+    def prefetch(self, left_out: Collection[str] = ()) -> None:
         """Nothing travels."""
 
-    def step(self, learning_rate: float) -> tuple[float, list[Event]]:
+    def step(self, learning_rate: float, left_out: Collection[str] = ()) -> tuple[float, list[Event]]:
         """Queue the update of every parameter.
 
         Returns:
