@@ -1,6 +1,8 @@
-"""Short sequences first (`lengthWarmup`): CPU seconds until a small model is as good on held-out text as without.
+"""Short sequences first (`lengthWarmup`), and blocks that steps leave out (`layerDrop`): CPU seconds until a small model is as
+good on held-out text as without.
 
     python benchmarks/training_recipes.py --output benchmarks/results/training_recipes.json
+    python benchmarks/training_recipes.py --only layer-drop --output benchmarks/results/training_layer_drop.json
 
 A small Llama reads the source text of Python's standard library as bytes, in sequences of 512. For each seed it is trained for
 --steps steps as usual, and with each recipe for as many, and then for more of them, until it is as good on held-out
@@ -16,6 +18,7 @@ import math
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +34,10 @@ from busbar.workloads.training.packing import Packed
 from busbar.workloads.training.settings import EXACT
 
 LENGTH, SEQUENCES, HELD_OUT = 512, 4, 64
-RECIPES = {  # first length, and the share of the steps until sequences are whole
-    "from 64, over half": (64, 0.5),
-    "from 64, over a quarter": (64, 0.25),
+RECIPES: dict[str, Callable[[int], dict[str, Any]]] = {  # fields of the job, by the number of steps
+    "from 64, over half": lambda steps: {"lengthWarmup": {"start": 64, "steps": round(0.5 * steps)}},
+    "from 64, over a quarter": lambda steps: {"lengthWarmup": {"start": 64, "steps": round(0.25 * steps)}},
+    "layer-drop": lambda steps: {"layerDrop": {"keep": 0.5, "rate": 10 / steps}},
 }
 MORE = (1.0, 1.15, 1.3, 1.5)  # times the steps
 
@@ -43,8 +47,7 @@ def job(recipe: str | None, seed: int, steps: int) -> dict[str, Any]:
     data = {"uri": "pvc://text", "sequenceLength": LENGTH}
     given = document(EXACT, 128, 4, "resident", steps=steps, seed=seed, threads=1, batch=batch, data=data)
     if recipe is not None:
-        start, share = RECIPES[recipe]
-        given["lengthWarmup"] = {"start": start, "steps": round(share * steps)}
+        given |= RECIPES[recipe](steps)
     return given
 
 
@@ -91,20 +94,22 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", choices=RECIPES, help="this recipe, beside none")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     train, held_out = corpus()
-    found: dict[str, Any] = {"whole": [], **{recipe: [] for recipe in RECIPES}}
+    recipes = list(RECIPES) if given.only is None else [given.only]
+    found: dict[str, Any] = {"whole": [], **{recipe: [] for recipe in recipes}}
     for seed in range(given.seeds):
         whole = run(None, seed, given.steps, train, held_out)
         found["whole"].append(whole)
-        for recipe in RECIPES:
+        for recipe in recipes:
             found[recipe].append(compare(recipe, seed, whole, train, held_out))
     result = {
         **circumstances(),
         "cpuRatioWhenAsGood": {
-            recipe: [each["cpuRatioWhenAsGood"] for each in found[recipe]] for recipe in RECIPES
+            recipe: [each["cpuRatioWhenAsGood"] for each in found[recipe]] for recipe in recipes
         },
         "bySeed": found,
     }
