@@ -14,8 +14,10 @@ import pytest
 import torch
 from tests.training.crash import Point, start_gang, train_in_a_process
 from tests.training.small import GPT2, LLAMA, SEQUENCES, VOCABULARY, engine, manifest, with_text
-from tests.training.test_bit_equality import CPU, STEPS, assert_equal_to_plain, packed, plan_for
+from tests.training.test_bit_equality import CPU, STEPS, assert_equal_to_plain, packed, plan_for, train_ours
 from tests.training.test_crash_and_resume import assert_same_result
+from tests.training.test_parameter_offload import demand_of
+from tests.training.test_scratch_disk import on_disk, open_trainer, steps
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -170,6 +172,29 @@ def test_state_is_not_loaded_before_it_has_come_home() -> None:
         schedule="gated",
         freeze=frozen,
     )
+
+
+@pytest.mark.parametrize("state", ["exact", "int8"])
+def test_state_on_a_disk_has_the_same_bits(state: str, tmp_path: Path) -> None:
+    given = document(state=state, schedule="gated")
+    expected, theirs = train_ours(given, "resident", True)
+    trainer = open_trainer(
+        given, on_disk(demand_of(given), 2), tmp_path
+    )  # of the last block and what stands behind
+    assert steps(trainer, STEPS) == expected
+    trainer.drain()
+    weights = dict(theirs.model.named_parameters())
+    for name, weight in trainer.model.named_parameters():
+        assert torch.equal(weight, weights[name]), name
+    kept = STEPS - sum(BLOCKS - 1 in out for out in LEFT_OUT)
+    sizes = {
+        name: sum(
+            chunk.state.numel() * 4 for chunk in trainer.optimizer.chunks if chunk.flat.group.name == name
+        )
+        for name in trainer.plan.on_disk
+    }
+    assert trainer.optimizer.loaded_bytes == STEPS * sizes["head"] + kept * sizes["block-3"]
+    trainer.close()
 
 
 @pytest.mark.parametrize("placement", ["resident", "optimizer-offload"])
