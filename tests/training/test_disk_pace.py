@@ -64,6 +64,13 @@ def test_it_is_warned_of_once() -> None:
     assert "the usual 32 MiB/s, the newest at 8 MiB/s" in warnings[1]
 
 
+def test_what_is_too_little_to_count_repeats_no_warning() -> None:
+    pace = after(1.0, 1.0, 1.0, 3.0, 4.0)
+    assert pace.warning()
+    pace.moved(LEAST_BYTES - 1, 1.0)
+    assert (pace.warning(), pace.is_slow) == ("", True)
+
+
 def test_a_run_says_at_what_rate_its_checkpoints_were_written(
     text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ class UsualRate:
         self._usual: deque[float] = deque(maxlen=KEPT)
         self.last: float | None = None
         self.slow_in_a_row = 0
+        self._counted = False  # what was moved last
 
     @property
     def usual(self) -> float | None:
@@ -37,7 +38,8 @@ class UsualRate:
 
     def moved(self, size: int, seconds: float) -> None:
         """So many bytes took so long."""
-        if size < self._least or seconds <= 0:
+        self._counted = size >= self._least and seconds > 0
+        if not self._counted:
             return
         usual, self.last = self.usual, size / seconds
         if usual is not None and self.last < self._part * usual:
@@ -52,5 +54,5 @@ class UsualRate:
 
     @property
     def became_slow(self) -> bool:
-        """By the latest one."""
-        return self.slow_in_a_row == self._enough
+        """By what was moved last."""
+        return self._counted and self.slow_in_a_row == self._enough
