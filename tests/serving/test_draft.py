@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.serving.crowd import answer
 from tests.serving.engines import generate, greedy_params, load_engine, tokens_of
 from tests.serving.inside import serving_inside
 from tests.serving.models import VOCAB, greedy, save_model
@@ -25,6 +24,7 @@ from tests.serving.test_speculation import (
     PROMPTS,
     Answers,
     Ask,
+    answers,
     logprobs_of,
     params_of,
 )
@@ -39,7 +39,6 @@ from busbar.workloads.serving.errors import (
     ModelFileMissing,
     SettingsError,
 )
-from busbar.workloads.serving.fairness import Owner
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.report import table_report
 from busbar.workloads.serving.settings import EngineSettings, ServerSettings
@@ -147,14 +146,7 @@ def test_preempted_cancelled_resumed_and_cached_requests_get_the_same_tokens(
     small: Loaded, alone: Answers, asks: list[Ask]
 ) -> None:
     core = small.core
-
-    def submit(name: str, ask: Ask) -> None:
-        params = params_of(ask.count, ask.seed)
-        had = tokens_of(alone.of(ask.number, ask.seed))[: ask.had]
-        history = core.replay(PROMPTS[ask.number], params, had) if had else None
-        core.submit(name, PROMPTS[ask.number], params, 0.0, Owner(), "", history)
-
-    found, cancelled = answer(core, asks, submit)
+    found, cancelled = answers(core, alone, asks)
     draft, _ = drafted(small)
     assert core.scheduler.pool.used == draft.pool.used == 0
     for index, ask in enumerate(asks):

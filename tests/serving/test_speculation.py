@@ -18,6 +18,7 @@ from tests.serving.inside import serving_inside
 from tests.serving.models import VOCAB, greedy
 from tests.serving.processes import OpenStream
 
+from busbar.workloads.serving.core import EngineCore
 from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.fairness import Owner
 from busbar.workloads.serving.history import History
@@ -130,12 +131,8 @@ ASK = st.builds(
 )
 
 
-@settings(max_examples=16, deadline=None, derandomize=True)
-@given(asks=st.lists(ASK, min_size=2, max_size=7))
-def test_preempted_cancelled_resumed_and_cached_requests_get_the_same_tokens(
-    small: Loaded, alone: Answers, asks: list[Ask]
-) -> None:
-    core = small.core
+def answers(core: EngineCore, alone: Answers, asks: list[Ask]) -> tuple[list[list[Delta]], set[int]]:
+    """What a crowd of these requests gets, and which were cancelled."""
 
     def submit(name: str, ask: Ask) -> None:
         params = params_of(ask.count, ask.seed)
@@ -143,7 +140,16 @@ def test_preempted_cancelled_resumed_and_cached_requests_get_the_same_tokens(
         history = core.replay(PROMPTS[ask.number], params, had) if had else None
         core.submit(name, PROMPTS[ask.number], params, 0.0, Owner(), "", history)
 
-    found, cancelled = answer(core, asks, submit)
+    return answer(core, asks, submit)
+
+
+@settings(max_examples=16, deadline=None, derandomize=True)
+@given(asks=st.lists(ASK, min_size=2, max_size=7))
+def test_preempted_cancelled_resumed_and_cached_requests_get_the_same_tokens(
+    small: Loaded, alone: Answers, asks: list[Ask]
+) -> None:
+    core = small.core
+    found, cancelled = answers(core, alone, asks)
     assert core.scheduler.pool.used == 0
     for index, ask in enumerate(asks):
         expected, got = alone.of(ask.number, ask.seed), found[index]

@@ -423,7 +423,6 @@ def _mode(
 def as_text(answer: Mapping[str, Any]) -> str:
     """The answer as lines that a person reads."""
     from busbar.workloads.training import longest
-    from busbar.workloads.training.plan import DIVIDED
     from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD
 
     rows = [
@@ -445,6 +444,29 @@ def as_text(answer: Mapping[str, Any]) -> str:
         rows.append(
             f"In {PARAMETER_OFFLOAD} a micro-batch of {answer['hidingTokens']:,} tokens hides the link to the host."
         )
+    rows += _gang(answer)
+    if answer["adapter"] is not None:
+        rows.append(
+            "Speeds and activations are those of training all weights; an adapter needs less of both."
+        )
+    if answer["freeze"]:
+        rows.append("Activations are those of training all weights; with frozen ones they are less.")
+    if answer["unknownPatterns"]:
+        rows.append(
+            f"What {', '.join(answer['unknownPatterns'])} matches is not known without the model, and counts as trained; "
+            "the engine reads the model itself."
+        )
+    rows += [*_fixes(answer), *_files(answer)]
+    if "longest" in answer:
+        rows += longest.as_text(answer)
+    return "\n".join(rows)
+
+
+def _gang(answer: Mapping[str, Any]) -> list[str]:
+    """Whose memory it is, where several processes share the run."""
+    from busbar.workloads.training.plan import DIVIDED
+
+    rows = []
     processes = answer["pods"] * answer["processesPerPod"]
     if processes > 1:
         each = f" with {answer['processesPerPod']} processes each" if answer["processesPerPod"] > 1 else ""
@@ -457,17 +479,12 @@ def as_text(answer: Mapping[str, Any]) -> str:
         rows.append(
             f"{answer['processesPerSequence']} processes share each sequence, and activations are those of their part."
         )
-    if answer["adapter"] is not None:
-        rows.append(
-            "Speeds and activations are those of training all weights; an adapter needs less of both."
-        )
-    if answer["freeze"]:
-        rows.append("Activations are those of training all weights; with frozen ones they are less.")
-    if answer["unknownPatterns"]:
-        rows.append(
-            f"What {', '.join(answer['unknownPatterns'])} matches is not known without the model, and counts as trained; "
-            "the engine reads the model itself."
-        )
+    return rows
+
+
+def _fixes(answer: Mapping[str, Any]) -> list[str]:
+    """With what the modes would fit that do not."""
+    rows = []
     for name, mode in answer["modes"].items():
         if not mode["fits"] and name == answer["mode"]:
             rows += [
@@ -476,32 +493,37 @@ def as_text(answer: Mapping[str, Any]) -> str:
             ]
         elif own := [fix for fix in mode.get("fixes", ()) if not fix.startswith("mode:")]:
             rows.append(f"{name} would fit with {own[0]}")
+    return rows
+
+
+def _files(answer: Mapping[str, Any]) -> list[str]:
+    """What the job's mode keeps on disk, of checkpoints, and of copies of them in memory."""
     chosen = answer["modes"][answer["mode"]]
-    if chosen["fits"]:
-        if on_disk := chosen["plan"]["diskBytes"]:
-            seconds = chosen["diskSecondsPerStep"]
-            time = (
-                "a time that the prediction leaves out; --disk says how long it is"
-                if seconds is None
-                else f"{seconds:.3g} s if nothing hides them, on top of the predicted ones"
-            )
-            rows.append(
-                f"{_size(on_disk)} of state are on disk: each step reads them and writes them back, in {time}."
-            )
-        durable = chosen["checkpointSeconds"]
-        written = "" if durable is None else f", which the disk takes in {durable:.3g} s"
-        rows.append(f"A checkpoint has {_size(chosen['plan']['checkpointBytes'])}{written}.")
-        if chosen["checkpointBlocks"]:
-            rows.append(
-                "The host has no room for a snapshot of it: an update waits where the disk has not kept up with it."
-            )
-        if (parity := answer["memoryParity"]) is not None:
-            lost = f", and {parity} of {answer['pods']} pods may be lost" if answer["pods"] > 1 else ""
-            held = _size(chosen["plan"]["host"]["copies"])
-            rows.append(f"Copies of it in memory (checkpoint.memory) take {held} of a process's host{lost}.")
-    if "longest" in answer:
-        rows += longest.as_text(answer)
-    return "\n".join(rows)
+    if not chosen["fits"]:
+        return []
+    rows = []
+    if on_disk := chosen["plan"]["diskBytes"]:
+        seconds = chosen["diskSecondsPerStep"]
+        time = (
+            "a time that the prediction leaves out; --disk says how long it is"
+            if seconds is None
+            else f"{seconds:.3g} s if nothing hides them, on top of the predicted ones"
+        )
+        rows.append(
+            f"{_size(on_disk)} of state are on disk: each step reads them and writes them back, in {time}."
+        )
+    durable = chosen["checkpointSeconds"]
+    written = "" if durable is None else f", which the disk takes in {durable:.3g} s"
+    rows.append(f"A checkpoint has {_size(chosen['plan']['checkpointBytes'])}{written}.")
+    if chosen["checkpointBlocks"]:
+        rows.append(
+            "The host has no room for a snapshot of it: an update waits where the disk has not kept up with it."
+        )
+    if (parity := answer["memoryParity"]) is not None:
+        lost = f", and {parity} of {answer['pods']} pods may be lost" if answer["pods"] > 1 else ""
+        held = _size(chosen["plan"]["host"]["copies"])
+        rows.append(f"Copies of it in memory (checkpoint.memory) take {held} of a process's host{lost}.")
+    return rows
 
 
 def _activations(answer: Mapping[str, Any]) -> str:
