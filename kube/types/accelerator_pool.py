@@ -1,5 +1,6 @@
 """AcceleratorPool: nodes with one type of accelerator, and who may use them. CPU is a type."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
@@ -23,6 +24,7 @@ from busbar.kube.types.meta import (
     StatusModel,
     short_name_rule,
 )
+from busbar.kube.types.pod_template import EnvName, own_environment_rule, own_keys_rule
 from busbar.kube.types.rules import Rule, immutable, not_built
 from busbar.kube.types.training_status import Amount, Count
 
@@ -68,6 +70,49 @@ class PoolToleration(SpecModel):
     effect: TaintEffect | None = Field(default=None, description="Effect of the taint; default all.")
 
 
+DeviceResource = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+        min_length=1,
+        max_length=316,
+    ),
+]
+
+
+class Fabric(SpecModel):
+    """What pods of a gang need to reach each other over the nodes' own network, InfiniBand or RoCE, and not the pods'.
+
+    Pods that are alone get nothing of it.
+    """
+
+    rules = (
+        own_keys_rule("resources", "fabric resources"),
+        own_keys_rule("annotations", "fabric annotations"),
+        own_environment_rule("env", "fabric env"),
+    )
+
+    resources: (
+        Annotated[dict[DeviceResource, Annotated[int, Field(ge=1, le=64)]], Field(max_length=8)] | None
+    ) = Field(
+        default=None,
+        description="Devices of the network that a pod of a gang requests for each of its accelerators, e.g. "
+        "rdma/hca_shared_devices_a: 1. Of a node only as many accelerators count as it has these for.",
+    )
+    annotations: (
+        Annotated[dict[QualifiedKey, Annotated[str, Field(max_length=4096)]], Field(max_length=16)] | None
+    ) = Field(
+        default=None,
+        description="Annotations of a gang's pods, e.g. k8s.v1.cni.cncf.io/networks with the networks that Multus attaches.",
+    )
+    env: Annotated[dict[EnvName, Annotated[str, Field(max_length=1024)]], Field(max_length=32)] | None = (
+        Field(
+            default=None,
+            description="Variables of a gang's containers, e.g. NCCL_IB_HCA and NCCL_SOCKET_IFNAME; those of a job's own template go before.",
+        )
+    )
+
+
 class Interconnect(SpecModel):
     """The links of the accelerators to the host and to each other."""
 
@@ -93,6 +138,10 @@ class Interconnect(SpecModel):
             "spec.interconnect.nicClass"
         ),
     )
+    fabric: Fabric | None = Field(
+        default=None,
+        description="What pods of a gang need to use the network between nodes, e.g. RDMA devices.",
+    )
 
 
 class AcceleratorPoolSpec(SpecModel):
@@ -104,6 +153,20 @@ class AcceleratorPoolSpec(SpecModel):
             message="only a cpu pool divides its resource; remove unit, or use resourceName cpu",
             field_path=".unit",
             holds=lambda spec: spec.is_cpu or spec.unit == "1",
+        ),
+        Rule(
+            cel="!has(self.interconnect) || !has(self.interconnect.fabric) || !has(self.interconnect.fabric.resources) || "
+            "!(self.resourceName in self.interconnect.fabric.resources)",
+            message="the pool's own resource is no part of its fabric; a pod requests it for its accelerators already",
+            field_path=".interconnect.fabric.resources",
+            holds=lambda spec: spec.resource_name not in spec.fabric_devices,
+        ),
+        Rule(
+            cel="self.resourceName != 'cpu' || !has(self.interconnect) || !has(self.interconnect.fabric) || "
+            "!has(self.interconnect.fabric.resources)",
+            message="pods of a cpu pool request no devices of a fabric; leave spec.interconnect.fabric.resources out",
+            field_path=".interconnect",
+            holds=lambda spec: not spec.is_cpu or not spec.fabric_devices,
         ),
         immutable("accelerator", required=True),
         immutable("resourceName", required=True),
@@ -143,6 +206,16 @@ class AcceleratorPoolSpec(SpecModel):
     reserved: Annotated[dict[QualifiedKey, Quantity], Field(max_length=16)] | None = Field(
         default=None, description="Resources kept free on each node, e.g. cpu: 500m for system pods."
     )
+
+    @property
+    def fabric(self) -> Fabric | None:
+        """What pods of a gang need besides."""
+        return None if self.interconnect is None else self.interconnect.fabric
+
+    @property
+    def fabric_devices(self) -> Mapping[str, int]:
+        """Devices of the network that a pod of a gang requests for each of its accelerators."""
+        return (None if self.fabric is None else self.fabric.resources) or {}
 
     @property
     def is_cpu(self) -> bool:

@@ -34,6 +34,7 @@ _BELOW_RESERVED = tuple(f"{tree}/" for tree in RESERVED_TREES)
 RESERVED_KEY_HOSTS = ("busbar.dev", "kubernetes.io", "k8s.io")
 
 MapKeyName = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+EnvName = Annotated[str, Field(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", min_length=1, max_length=128)]
 ConfigKey = Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$", min_length=1, max_length=253)]
 
 
@@ -92,6 +93,26 @@ class EnvVarSource(SpecModel):
     field_ref: FieldSelector | None = Field(default=None, description="A field of the pod.")
 
 
+def _reserved_environment(name: str) -> str:
+    """A CEL expression: whether a name is one of those that Busbar sets."""
+    prefixes = " || ".join(f"{name}.startsWith('{prefix}')" for prefix in RESERVED_ENVIRONMENT_PREFIXES)
+    return f"({prefixes} || {name} in [{', '.join(map(repr, RESERVED_ENVIRONMENT))}])"
+
+
+def _is_reserved_environment(name: str) -> bool:
+    return name in RESERVED_ENVIRONMENT or name.startswith(RESERVED_ENVIRONMENT_PREFIXES)
+
+
+def own_environment_rule(where: str, what: str) -> Rule:
+    """A map of environment variables without those that Busbar sets; `what`: its name in the message."""
+    return Rule(
+        cel=f"!has(self.{where}) || self.{where}.all(k, !{_reserved_environment('k')})",
+        message=f"{what}: BUSBAR_*, PET_* and the rendezvous variables are set by Busbar; remove them",
+        field_path=f".{where}",
+        holds=lambda model: not any(map(_is_reserved_environment, getattr(model, where) or {})),
+    )
+
+
 class EnvVar(SpecModel):
     """One environment variable of the user's container."""
 
@@ -100,21 +121,14 @@ class EnvVar(SpecModel):
             "value", "valueFrom", message="an environment variable has value or valueFrom, not both"
         ),
         Rule(
-            cel="!("
-            + " || ".join(f"self.name.startsWith('{prefix}')" for prefix in RESERVED_ENVIRONMENT_PREFIXES)
-            + f") && !(self.name in [{', '.join(repr(name) for name in RESERVED_ENVIRONMENT)}])",
+            cel=f"!{_reserved_environment('self.name')}",
             message="BUSBAR_*, PET_* and the rendezvous variables are set by Busbar; choose another name",
             field_path=".name",
-            holds=lambda variable: (
-                variable.name not in RESERVED_ENVIRONMENT
-                and not variable.name.startswith(RESERVED_ENVIRONMENT_PREFIXES)
-            ),
+            holds=lambda variable: not _is_reserved_environment(variable.name),
         ),
     )
 
-    name: Annotated[str, Field(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", min_length=1, max_length=128)] = (
-        Field(description="Name of the variable.")
-    )
+    name: EnvName = Field(description="Name of the variable.")
     value: Annotated[str, Field(max_length=8192)] | None = Field(
         default=None, description="Its value as text."
     )
@@ -208,18 +222,20 @@ def _has_own_keys_only(where: str) -> Callable[[Any], bool]:
     return lambda metadata: not any(map(_is_reserved_key, getattr(metadata, where) or {}))
 
 
+def own_keys_rule(where: str, what: str | None = None) -> Rule:
+    """A map whose keys leave the platform's to the platform; `what`: its name in the message."""
+    return Rule(
+        cel=_own_keys_only(where),
+        message=f"{what or where} under busbar.dev, kubernetes.io and k8s.io are the platform's; use your own key",
+        field_path=f".{where}",
+        holds=_has_own_keys_only(where),
+    )
+
+
 class TemplateMetadata(SpecModel):
     """Own labels and annotations of the pods."""
 
-    rules = tuple(
-        Rule(
-            cel=_own_keys_only(where),
-            message=f"{where} under busbar.dev, kubernetes.io and k8s.io are the platform's; use your own key",
-            field_path=f".{where}",
-            holds=_has_own_keys_only(where),
-        )
-        for where in ("labels", "annotations")
-    )
+    rules = (own_keys_rule("labels"), own_keys_rule("annotations"))
 
     labels: (
         Annotated[dict[QualifiedKey, Annotated[str, Field(max_length=63)]], Field(max_length=32)] | None

@@ -50,6 +50,8 @@ class PoolRemarks:
 
     elsewhere: Mapping[str, HeldElsewhere] = field(default_factory=dict)
     overlaps: Mapping[str, tuple[Overlap, ...]] = field(default_factory=dict)
+    without_fabric: Mapping[str, int] = field(default_factory=dict)
+    """Ready nodes with too few devices of the pool's network for their accelerators."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class PoolAllocation:
     allocated: float = 0.0
     elsewhere: HeldElsewhere = field(default_factory=HeldElsewhere)
     overlaps: tuple[Overlap, ...] = ()
+    without_fabric: int = 0
+    """Of its ready nodes, those with too few devices of its network for their accelerators."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +183,7 @@ class AllocationCounts:
                 taken_m[pool.name] / 1000,
                 remarks.elsewhere.get(pool.name, HeldElsewhere()),
                 remarks.overlaps.get(pool.name, ()),
+                remarks.without_fabric.get(pool.name, 0),
             )
             free_m[pool.accelerator] += max(0, size_m - taken_m[pool.name])
         return Allocations(

@@ -164,7 +164,11 @@ def training_pod(
         extra = {"imagePullSecrets": [{"name": s.name} for s in template.image_pull_secrets or ()]}
         own_labels = dict((template.metadata and template.metadata.labels) or {})
         own_notes = dict((template.metadata and template.metadata.annotations) or {})
-    container["resources"] = _resources(placement.per_pod, pool)
+    fabric = pool.spec.fabric if pool is not None and placement.pods > 1 else None
+    if fabric is not None:  # what a job says of its own goes before
+        own_notes = {**(fabric.annotations or {}), **own_notes}
+        container["env"] = [{"name": k, "value": v} for k, v in (fabric.env or {}).items()] + container["env"]
+    container["resources"] = _resources(placement.per_pod, pool, gang=fabric is not None)
     labels = {
         **own_labels,
         LABEL_ATTEMPT: str(attempt),
@@ -348,12 +352,15 @@ def _container(image: str, env: dict[str, str], volumes: _Volumes, *, port: bool
     return container
 
 
-def _resources(per_pod: Resources, pool: AcceleratorPool | None) -> Body:
+def _resources(per_pod: Resources, pool: AcceleratorPool | None, *, gang: bool = False) -> Body:
+    """`gang`: with the devices of the pool's fabric."""
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
     if pool is not None and not pool.spec.is_cpu:
-        count = str(-(-per_pod.accelerators_m // 1000))
-        requests[pool.spec.resource_name] = limits[pool.spec.resource_name] = count
+        count = -(-per_pod.accelerators_m // 1000)
+        devices = {pool.spec.resource_name: 1} | dict(pool.spec.fabric_devices if gang else {})
+        requests |= {name: str(each * count) for name, each in devices.items()}
+        limits |= requests
     if per_pod.cpu_m:
         requests["cpu"] = f"{per_pod.cpu_m}m"
     if per_pod.memory_mib:

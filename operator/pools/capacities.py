@@ -13,7 +13,7 @@ from enum import Enum, auto
 from busbar.kube.types import AcceleratorPool
 from busbar.operator.accounting.allocations import HeldElsewhere, Overlap, PoolRemarks
 from busbar.operator.pools.held_elsewhere import held_on_node, total
-from busbar.operator.pools.nodes import pool_of_node, pools_selecting, scheduler_node
+from busbar.operator.pools.nodes import lacks_fabric, pool_of_node, pools_selecting, scheduler_node
 from busbar.operator.watch.projections import HOSTNAME, Node, Pod
 from busbar.scheduler import Node as SNode
 
@@ -47,6 +47,8 @@ class Capacities:
         """By node: its pool, and what pods of no job hold of it."""
         self._selected: dict[str, tuple[str, ...]] = {}
         """By node that several pools select: their names; it belongs to the first."""
+        self._without_fabric: dict[str, str] = {}
+        """By ready node with too few devices of its pool's network: the pool."""
         self._stale: set[str] = set()
         self._current: tuple[SNode, ...] = ()
 
@@ -107,7 +109,7 @@ class Capacities:
         return self._current
 
     def remarks(self) -> PoolRemarks:
-        """What pods of no job hold, and nodes that several pools select; as of the last `nodes`."""
+        """What pods of no job hold, and nodes that several pools select or that lack devices; as of the last `nodes`."""
         elsewhere = total(self._held[name] for name in sorted(self._held))
         counts: Counter[tuple[str, str, bool]] = Counter()
         for first, *others in self._selected.values():
@@ -116,7 +118,7 @@ class Capacities:
         overlaps: dict[str, tuple[Overlap, ...]] = {}
         for (pool, other, ours), nodes in sorted(counts.items()):
             overlaps[pool] = (*overlaps.get(pool, ()), Overlap(other, nodes, ours))
-        return PoolRemarks(elsewhere, overlaps)
+        return PoolRemarks(elsewhere, overlaps, Counter(self._without_fabric.values()))
 
     def _count(self, name: str) -> bool:
         """Counts one node again; returns whether the scheduler's node differs."""
@@ -125,10 +127,13 @@ class Capacities:
         pool = selecting[0] if selecting else None
         self._held.pop(name, None)
         self._selected.pop(name, None)
+        self._without_fabric.pop(name, None)
         if len(selecting) > 1:
             self._selected[name] = tuple(each.metadata.name for each in selecting)
         if node is None or pool is None:
             return self._made.pop(name, None) is not None
+        if node.ready and lacks_fabric(node, pool):
+            self._without_fabric[name] = pool.metadata.name
         here = [(pod, use) for pod, use in self._pods.get(name, {}).values() if not pod.ended]
         made = scheduler_node(node, pool, (pod.requests for pod, use in here if use is not Use.JOB))
         nobodys = [pod for pod, use in here if use is Use.NOBODY and pod.node]

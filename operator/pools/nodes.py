@@ -73,6 +73,7 @@ def scheduler_pool(pool: AcceleratorPool) -> Pool:
         cpu_m=0 if spec.is_cpu else CORES_M,
         link=link_class(pool),
         runtime=spec.runtime_class_name or "",
+        fabric="" if spec.fabric is None else spec.fabric.model_dump_json(by_alias=True, exclude_none=True),
     )
 
 
@@ -81,15 +82,26 @@ def link_class(pool: AcceleratorPool) -> str:
     return (pool.spec.interconnect.link_class if pool.spec.interconnect is not None else None) or ""
 
 
+def lacks_fabric(node: Node, pool: AcceleratorPool) -> bool:
+    """Whether a node of the pool has too few devices of its fabric for its accelerators."""
+    count = node.device(pool.spec.resource_name)
+    return any(node.device(name) < each * count for name, each in pool.spec.fabric_devices.items())
+
+
 def scheduler_node(node: Node, pool: AcceleratorPool, others: Iterable[Requests]) -> SNode:
     """A node of a pool, with the capacity that others leave.
 
     Args:
         others: requests of the pods here whose use is not counted by a job of the snapshot.
+
+    Of accelerators only as many count as the node has devices of the pool's fabric for.
     """
     others = tuple(others)
     name, labels = pool.spec.resource_name, dict(node.labels)
-    devices = node.device(name) - sum(r.device(name) for r in others)
+    devices = min(
+        (node.device(device) - sum(r.device(device) for r in others)) // each
+        for device, each in ((name, 1), *pool.spec.fabric_devices.items())
+    )
     return SNode(
         name=node.name,
         pool=pool.metadata.name,

@@ -34,7 +34,8 @@ def reconcile(pool: AcceleratorPool, allocation: PoolAllocation, now: datetime) 
     reason = Reason.NODES_READY if ready else Reason.NO_NODES
     selector = ", ".join(f"{k}={v}" for k, v in sorted(pool.spec.node_selector.items()))
     text = f"{allocation.nodes} nodes are ready." if ready else f"No ready node has the labels {selector}."
-    text = clip(" ".join([text, *map(overlap_sentence, allocation.overlaps)]))
+    lacking = [fabric_sentence(pool, allocation.without_fabric)] if allocation.without_fabric else []
+    text = clip(" ".join([text, *lacking, *map(overlap_sentence, allocation.overlaps)]))
     new = old.model_copy(
         update={
             "observed_generation": generation,
@@ -62,6 +63,16 @@ def reconcile(pool: AcceleratorPool, allocation: PoolAllocation, now: datetime) 
     changed = elsewhere.pods > 0 and new.held_elsewhere != old.held_elsewhere
     return PoolUpdate(
         new, waits, f"{sentence(pool, elsewhere)} {namespaces_sentence(elsewhere)}" if changed else ""
+    )
+
+
+def fabric_sentence(pool: AcceleratorPool, nodes: int) -> str:
+    """That so many ready nodes have too few devices of the pool's network."""
+    wanted = " and ".join(f"{each} x {name}" for name, each in sorted(pool.spec.fabric_devices.items()))
+    have = "1 node has" if nodes == 1 else f"{nodes} nodes have"
+    return (
+        f"{have} less than {wanted} for each accelerator (spec.interconnect.fabric.resources), and only the accelerators "
+        "that have them count; look for the device plugin's pod there."
     )
 
 

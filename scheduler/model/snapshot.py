@@ -182,6 +182,8 @@ class Pool:
     """Link class of the accelerators: with the type, the key of their cells in the performance table."""
     runtime: str = ""
     """What runs the pods there; a gang is in pools with one runtime."""
+    fabric: str = ""
+    """How the pods of a gang reach each other there; a gang is in pools with one fabric."""
 
     @property
     def key(self) -> str:

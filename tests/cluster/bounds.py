@@ -239,8 +239,8 @@ def _items(bound: Bound, old: list[Any], count: int) -> list[Any]:
 
 
 def _entries(old: dict[str, Any], count: int) -> dict[str, Any]:
-    value = next(iter(old.values()))
-    return {f"k{i}": value for i in range(count)}  # a label, a qualified key and a name
+    key, value = next(iter(old.items()))
+    return {f"{key}{i}": value for i in range(count)}
 
 
 if __name__ == "__main__":

@@ -251,7 +251,14 @@ def pool() -> JSON:
     return _document(
         "AcceleratorPool",
         {
-            "interconnect": {"linkClass": "pcie5"},
+            "interconnect": {
+                "linkClass": "pcie5",
+                "fabric": {
+                    "resources": {"rdma/hca_shared_devices_a": 1},
+                    "annotations": {"k8s.v1.cni.cncf.io/networks": "ib"},
+                    "env": {"NCCL_IB_HCA": "mlx5"},
+                },
+            },
             "runtimeClassName": "nvidia",
             "accelerator": "H100",
             "resourceName": "nvidia.com/gpu",
@@ -272,6 +279,7 @@ def cpu_pool() -> JSON:
     """An AcceleratorPool of cores."""
     document = pool()
     document["spec"] |= {"accelerator": "cpu", "resourceName": "cpu", "unit": "500m"}
+    del document["spec"]["interconnect"]["fabric"]["resources"]
     return document
 
 

@@ -109,6 +109,45 @@ def test_a_pool_says_which_runtime_gives_its_pods_the_driver() -> None:
     assert "runtimeClassName" not in rendered(job())["spec"]
 
 
+FABRIC = {
+    "resources": {"rdma/hca": 2},
+    "annotations": {"k8s.v1.cni.cncf.io/networks": "roce", "team.example/kept": "pool"},
+    "env": {"NCCL_IB_HCA": "mlx5", "NCCL_DEBUG": "WARN"},
+}
+
+
+def test_pods_of_a_gang_get_the_devices_annotations_and_variables_of_their_pools_fabric() -> None:
+    gpus = pool(resourceName="nvidia.com/gpu", interconnect={"fabric": FABRIC})
+    shape = {"minPods": 2, "maxPods": 2, "acceleratorsPerPod": 4}
+    where = placement(2, per_pod=Resources(4000, 6000, 1024))
+    body = rendered(job(shape=shape), pool=gpus, placement=where, pods=2)
+    asked = body["spec"]["containers"][0]["resources"]
+    for amounts in (asked["requests"], asked["limits"]):
+        assert (amounts["nvidia.com/gpu"], amounts["rdma/hca"]) == ("4", "8")
+    assert body["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] == "roce"
+    assert env(body)["NCCL_IB_HCA"] == "mlx5"
+    alone = rendered(job(), pool=gpus, placement=placement(per_pod=Resources(4000, 6000, 1024)))
+    assert "rdma/hca" not in alone["spec"]["containers"][0]["resources"]["requests"]
+    assert "k8s.v1.cni.cncf.io/networks" not in alone["metadata"]["annotations"]
+    assert "NCCL_IB_HCA" not in env(alone)
+
+
+def test_what_a_template_says_goes_before_the_fabric_of_the_pool() -> None:
+    template = {
+        "image": "own",
+        "env": [{"name": "NCCL_DEBUG", "value": "INFO"}],
+        "metadata": {"annotations": {"team.example/kept": "job"}},
+    }
+    gpus = pool(resourceName="nvidia.com/gpu", interconnect={"fabric": FABRIC})
+    body = rendered(job(template=template, shape={"minPods": 2, "maxPods": 2}), pool=gpus, pods=2)
+    names = [each["name"] for each in body["spec"]["containers"][0]["env"]]
+    assert names.index("NCCL_DEBUG") < len(names) - 1 - names[::-1].index("NCCL_DEBUG"), (
+        "the later one counts"
+    )
+    assert (env(body)["NCCL_DEBUG"], env(body)["NCCL_IB_HCA"]) == ("INFO", "mlx5")
+    assert body["metadata"]["annotations"]["team.example/kept"] == "job"
+
+
 @pytest.mark.parametrize(
     ("kind", "cpu", "told"),
     [("nvidia.com/gpu", None, None), ("nvidia.com/gpu", "6", "6000"), ("cpu", None, "6000")],

@@ -28,6 +28,34 @@ def test_only_what_jobs_hold_may_be_told_later() -> None:
     assert not reconcile_pool(told, PoolAllocation(1, 4.0, 4.0), NOW).waits
 
 
+def test_of_a_node_only_as_many_accelerators_count_as_it_has_devices_of_the_fabric_for() -> None:
+    fabric = {"resources": {"rdma/hca": 2}}
+    gpus = pool(
+        accelerator="H100",
+        resourceName="nvidia.com/gpu",
+        nodeSelector={"p": "g"},
+        interconnect={"fabric": fabric},
+    )
+    places = Capacities()
+    places.set_pools((gpus,))
+    for name, devices in (("whole", 16), ("short", 5), ("none", 0), ("away", 0)):
+        has = (("nvidia.com/gpu", 8), ("rdma/hca", devices))
+        places.set_node(name, Node(name, (("p", "g"),), (), 8000, 32768, 100_000, has, name != "away"))
+    found = {node.name: node.capacity.accelerators_m for node in places.nodes()}
+    assert found == {"whole": 8000, "short": 2000, "none": 0, "away": 0}
+    assert places.remarks().without_fabric == {gpus.metadata.name: 2}, "one that is not ready tells nothing"
+    update = reconcile_pool(gpus, PoolAllocation(3, 10.0, without_fabric=2), NOW)
+    assert update.status is not None
+    assert (update.status.conditions or [])[0].message == (
+        "3 nodes are ready. 2 nodes have less than 2 x rdma/hca for each accelerator "
+        "(spec.interconnect.fabric.resources), and only the accelerators that have them count; look for the device "
+        "plugin's pod there."
+    )
+    places.set_pools((pool(accelerator="H100", resourceName="nvidia.com/gpu", nodeSelector={"p": "g"}),))
+    assert {node.capacity.accelerators_m for node in places.nodes()} == {8000}
+    assert not places.remarks().without_fabric
+
+
 def test_two_pools_that_select_one_node_say_so_at_both() -> None:
     places = Capacities()
     places.set_pools((pool(), pool("narrow", nodeSelector={"pool": "cpu", "zone": "a"})))

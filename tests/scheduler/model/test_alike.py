@@ -145,6 +145,11 @@ def test_plans_are_allowed_and_settle(asked: list[tuple[int, int, str]], old: in
     placements(cluster(*jobs, old=old, new=new))
 
 
+def test_pools_with_different_fabrics_are_not_alike() -> None:
+    pools = [Pool("a", "H100", fabric="ib"), Pool("b", "H100", fabric="ib"), Pool("c", "H100")]
+    assert standing_for(pools) == {"a": "a", "b": "a", "c": "c"}
+
+
 def test_a_snapshot_without_pools_that_are_alike_stays_the_same_object() -> None:
     snapshot = cluster(job("x"), price_per_hour=2.0)
     together = Together.of(snapshot)
