@@ -88,6 +88,7 @@ class BatchClient:
     ) -> None:
         """`gateway` is the base URL of the OpenAI API, which ends with /v1."""
         self.gateway = gateway.rstrip("/")
+        self.token, self.ca_file = token, ca_file
         verify, trust_env = trust_of(self.gateway, ca_file)
         self._http = httpx2.Client(
             headers={"Authorization": f"Bearer {token}"},
@@ -146,7 +147,7 @@ class BatchClient:
             with self._http.stream("GET", url) as response:
                 if response.status_code != 200:
                     response.read()
-                    raise _error(self.gateway, response)
+                    raise error_of(self.gateway, response)
                 yield from response.iter_bytes()
         except httpx2.TransportError as error:
             raise _unreachable(self.gateway, error) from error
@@ -157,7 +158,7 @@ class BatchClient:
         except httpx2.TransportError as error:
             raise _unreachable(self.gateway, error) from error
         if response.status_code >= 300:
-            raise _error(self.gateway, response)
+            raise error_of(self.gateway, response)
         return response
 
 
@@ -225,7 +226,7 @@ def _unreachable(gateway: str, error: httpx2.TransportError) -> Unreachable:
     return Unreachable(f"{gateway} does not answer: {error}. --gateway names another address.")
 
 
-def _error(gateway: str, response: httpx2.Response) -> BusbarError:
+def error_of(gateway: str, response: httpx2.Response) -> BusbarError:
     """OpenAI's error document as an exception."""
     status = response.status_code
     try:

@@ -19,6 +19,7 @@ OWN = {
     "apply": ("busbar.cli.commands.apply:apply", "Create or change jobs and services from files."),
     "backup": ("busbar.cli.commands.backup:backup", "For admins: write objects and database to a file."),
     "batch": ("busbar.cli.commands.batch:batch", "Run a file of requests as a batch, and get the answers."),
+    "bench": ("busbar.cli.commands.bench:bench", "Measure an OpenAI endpoint under load."),
     "budget": ("busbar.cli.commands.budget:budget", "Show what is used and left of budgets."),
     "cancel": ("busbar.cli.commands.cancel:cancel", "Suspend: save the state, release all resources."),
     "completion": ("busbar.cli.commands.completion:completion", "Print the shell's completion script."),
