@@ -277,7 +277,10 @@ def _touched(state: PlanningState, last: Plan, known: RecordIndex, event: Event)
     names |= {reservation.job for reservation in last.reservations}
     names |= set(filterfalse(known.by_job.__contains__, state.waiting))
     freed, tenants, classes = set[str](), set[str](), set[str]()
+    stopped = {action.job for action in last.actions if action.to is None}
     for one in event.happened:
+        if one.kind is Happened.RELEASED and not (one.name in stopped and _says_why(known, JobId(one.name))):
+            names.add(JobId(one.name))
         if one.kind is Happened.ARRIVED or one.kind is Happened.CHANGED:
             names.add(JobId(one.name))
         elif one.frees:
@@ -297,6 +300,11 @@ def _touched(state: PlanningState, last: Plan, known: RecordIndex, event: Event)
             if assignment.job.tenant in tenants or assignment.job.workload_class in classes
         }
     return {name: state.waiting[name] for name in names if name in state.waiting}
+
+
+def _says_why(known: RecordIndex, job: JobId) -> bool:
+    """Whether the plan that stopped a job has said why it will wait then: nothing has changed for it since."""
+    return job in known.by_job and job not in known.with_react_code
 
 
 def _identity(snapshot: Snapshot, policy: Policy, now: float) -> str:

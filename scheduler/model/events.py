@@ -107,7 +107,7 @@ def _jobs(before: Snapshot, after: Snapshot) -> list[Happening]:
         elif was != job:
             if was.run is not None and (job.run is None or job.run.placement != was.run.placement):
                 found.append(_freed(Happened.RELEASED, was))
-            if _asks(job) != _asks(was):
+            if _asks(job) != _asks(was) and not _only_stopped(was, job):
                 found.append(Happening(Happened.CHANGED, job.id))
     return found + [_freed(Happened.ENDED, job) for job in known.values() if job.run is not None]
 
@@ -121,6 +121,17 @@ def _asks(job: Job) -> tuple[object, ...]:
     run = job.run
     place = None if run is None else (run.placement, run.started_at_s, run.releasing)
     return (*_STEADY(job), place)
+
+
+_CHANGE_BY_A_STOP = {"preemptions", "last_move_at_s"}
+_STEADY_WHEN_STOPPED = attrgetter(
+    *(one.name for one in fields(Job) if one.name not in _CHANGE_BY_THEMSELVES | _CHANGE_BY_A_STOP)
+)
+
+
+def _only_stopped(was: Job, job: Job) -> bool:
+    """Whether the job has lost its place, which RELEASED says, and asks for what it asked for."""
+    return was.run is not None and job.run is None and _STEADY_WHEN_STOPPED(was) == _STEADY_WHEN_STOPPED(job)
 
 
 def _nodes(before: Snapshot, after: Snapshot) -> list[Happening]:

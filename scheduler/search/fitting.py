@@ -70,22 +70,29 @@ def _foremost(
 ) -> list[Assignment]:
     """Of a user's queues, each with what fits of it: as many jobs as there could be room for, and as many that are worth
     their price. All jobs of a queue count alike, so after one that is not needed none is."""
-    counts: dict[tuple[int, bool], int] = {}
+    counts: defaultdict[tuple[int, bool], int] = defaultdict(int)
     chosen: list[Assignment] = []
+    assignments = round_.state.assignments
     heap = [(queue[0], number, 0) for number, (queue, _) in enumerate(rows)]
     heapify(heap)
+    wanted: list[list[tuple[tuple[int, bool], int, int]] | None] = [None] * len(rows)
+    """Of each queue: what counts together, the room for it, and the pods of one job."""
     while heap:
         key, number, at = heap[0]
-        assignment, (queue, able) = round_.state.assignments[key[-1]], rows[number]
+        assignment, (queue, able) = assignments[key[-1]], rows[number]
         needed = key[-1] in known or assignment.placement is not None
         if not needed:
-            for row in round_.ranked(assignment):
-                shape, pods = row.shape, row.candidate.pods
-                if (shape, pods) in able:
-                    count = counts.get((shape, row.profit >= 0), 0)
-                    if count < room[shape]:
-                        counts[shape, row.profit >= 0] = count + pods
-                        needed = True
+            wants = wanted[number]
+            if wants is None:
+                wants = wanted[number] = [
+                    ((row.shape, row.profit >= 0), room[row.shape], row.candidate.pods)
+                    for row in round_.ranked(assignment)
+                    if (row.shape, row.candidate.pods) in able
+                ]
+            for together, most, pods in wants:
+                if counts[together] < most:
+                    counts[together] += pods
+                    needed = True
             if needed:
                 chosen.append(assignment)
         if needed and at + 1 < len(queue):

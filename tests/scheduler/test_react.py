@@ -202,6 +202,30 @@ def test_jobs_that_an_answer_stops_are_told_why_they_wait_once_they_do() -> None
     )
 
 
+def test_jobs_that_a_full_plan_stops_keep_the_reason_that_it_gave() -> None:
+    """It has looked for another place for each of them; one that asks for something else since is tried again."""
+    lent = [job(f"b{i}", "b", size=4, on=placed("H100", "H100-0000", size=4)) for i in range(2)]
+    before = cluster(*lent, job("x", "a", size=8), tenants=(tenant("a", H100=(8, None, None)),), H100=1)
+    made, memo = plan(before, POLICY, NOW)
+    given = {str(r.job): r for r in made.waiting if r.job != "uid-x"}
+    assert {r.code for r in given.values()} == {WaitCode.FAIR_SHARE}
+    gone = applied(before, made, NOW + 1)
+    less = next(j for j in gone.jobs if j.id == "uid-b1")
+    gone = updated(gone, Delta(jobs=(replace(less, min_pods=1, max_pods=2),)))
+    event = Event.between(before, gone, NOW + 1)
+    kinds = [(one.name, one.kind) for one in event.happened if one.name in given]
+    assert kinds == [
+        ("uid-b1", Happened.CHANGED),
+        ("uid-b0", Happened.RELEASED),
+        ("uid-b1", Happened.RELEASED),
+    ]
+    told, _ = react(gone, made, event, memo)
+    now = {str(r.job): r for r in told.waiting}
+    assert now["uid-b0"] is given["uid-b0"]
+    assert (now["uid-b1"].round, now["uid-b0"].round) == (told.id, made.id)
+    assert told == react(gone, made, event)[0], "and without a memo"
+
+
 def test_a_promised_place_is_not_given_to_a_weaker_job_while_it_is_being_freed() -> None:
     lent = [job(f"b{i}", "b", size=4, on=placed("H100", "H100-0000", size=4)) for i in range(2)]
     mine = job("x", "a", size=8)
