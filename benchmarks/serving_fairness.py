@@ -30,15 +30,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / ".src"))
 
-from busbar.scheduler.fit.online import OnlineStepModel
-from busbar.workloads.serving.blocks import BlockPool
-from busbar.workloads.serving.budget import step_budget
 from busbar.workloads.serving.fairness import Owner
 from busbar.workloads.serving.prefix import salt_of
-from busbar.workloads.serving.scheduler import Scheduler, StepLimits
+from busbar.workloads.serving.replay import StepTimes, simulated
+from busbar.workloads.serving.scheduler import StepLimits
 from busbar.workloads.serving.sequence import Sequence
 
-BASE_MS, SEQUENCE_MS, PROMPT_MS = 5.0, 0.05, 0.02
+TIMES = StepTimes(0.005, 5e-5, 0.0, 2e-5)
 
 
 @dataclass(frozen=True)
@@ -72,8 +70,9 @@ def simulate(
     most: int = 1 << 30,
 ) -> Outcome:
     """Runs the requests to their end, or for some time; at most `most` are with the engine at once."""
-    scheduler = Scheduler(BlockPool(blocks), StepLimits(64, budget, 64, prefix_cache=cache))
-    model, now, waiting = OnlineStepModel(), 0.0, sorted(requests, key=lambda r: r.at_ms)
+    promise_s = None if tpot_ms is None else tpot_ms / 1e3
+    engine = simulated(TIMES, blocks, StepLimits(64, budget, 64, prefix_cache=cache), promise_s)
+    scheduler, now, waiting = engine.scheduler, 0.0, sorted(requests, key=lambda r: r.at_ms)
     arrived: dict[Sequence, Request] = {}
     last: dict[Sequence, float] = {}
     gaps: dict[Sequence, list[float]] = defaultdict(list)
@@ -95,24 +94,14 @@ def simulate(
             scheduler.add(made)
             arrived[made] = request
             position += 1
-        decoding = [s for s in scheduler.running if s.missing == 1]
-        context = sum(len(s.tokens) for s in decoding)
-        allowed = step_budget(
-            model, None if tpot_ms is None else tpot_ms / 1e3, len(decoding), context, 32, budget
-        )
-        step = scheduler.plan(allowed.tokens)
-        prompt = sum(c.count for c in step.chunks if c.count > 1)
-        singles = sum(c.count == 1 for c in step.chunks)
-        took = BASE_MS + SEQUENCE_MS * singles + PROMPT_MS * prompt
-        model.learn(singles, sum(c.start for c in step.chunks), prompt, took / 1e3)
-        now += took
-        result.computed += step.token_count
-        sampled = {c.sequence: 7 for c in step.chunks if c.samples}
+        begun = engine.begin()
+        assert begun is not None, "nobody waits for nothing"
+        step, took_s = begun
+        now += 1e3 * took_s
         for chunk in step.chunks:
             key = arrived[chunk.sequence].owner.key
             result.work[key] += chunk.count if chunk.start < chunk.sequence.prompt_len else 0
-        scheduler.commit(step, sampled)
-        for sequence in sampled:
+        for sequence in engine.end(step):
             request = arrived[sequence]
             result.work[request.owner.key] += 2
             if sequence in last:
@@ -121,9 +110,8 @@ def simulate(
                 result.first_ms[request.owner.key].append(now - request.at_ms)
             last[sequence] = now
             if len(sequence.tokens) >= sequence.max_total:
-                scheduler.finish(sequence)
                 ended += 1
-    result.ms = now
+    result.ms, result.computed = now, engine.computed_tokens
     result.gaps_ms = [each for each in gaps.values() if each]
     return result
 

@@ -54,6 +54,7 @@ OTHERS = {
     "train": "Train on this machine, without Kubernetes.",
     "serve": "Serve a model on this machine, without Kubernetes.",
     "simulate": "Replay jobs through the scheduler, also beside a service, or a row of servers on one feed.",
+    "simulate-serving": "Replay requests through the serving engine's scheduler, without a model.",
     "plan-capacity": "Plan which GPUs a service needs for a load.",
 }
 

@@ -31,6 +31,7 @@ PURE = (
     "test_speed",
     "test_stream_plan",
     "test_architecture",
+    "test_replay",
 )
 
 

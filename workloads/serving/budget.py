@@ -13,6 +13,8 @@ from busbar.scheduler.fit.online import TRUSTED_STEPS, OnlineStepModel
 
 MARGIN = 0.9
 """Share of the promise that is planned for: steps vary."""
+LEAST_PROMPT_TOKENS = 32
+"""Prompt tokens of a step that even a promise under pressure leaves."""
 
 
 @dataclass(frozen=True)

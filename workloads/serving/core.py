@@ -18,7 +18,7 @@ from busbar.kube.contracts.workload import PhaseSeconds
 from busbar.scheduler.fit.online import Speed
 from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.blocks import CopyCost
-from busbar.workloads.serving.budget import MARGIN, step_budget
+from busbar.workloads.serving.budget import LEAST_PROMPT_TOKENS, MARGIN, step_budget
 from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.draft import Draft
 from busbar.workloads.serving.drafting import Drafts
@@ -42,9 +42,6 @@ from busbar.workloads.serving.speculation import Speculation
 from busbar.workloads.serving.text import special_tokens
 from busbar.workloads.serving.token_rules import TokenRules
 from busbar.workloads.serving.vocabulary import Vocabulary
-
-LEAST_PROMPT_TOKENS = 32
-"""Prompt tokens of a step that even a promise under pressure leaves."""
 
 
 class EngineCore:
