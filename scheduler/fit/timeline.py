@@ -12,6 +12,13 @@ In the gated schedule loads begin with the step, as far as there are slots, and 
 updates. In the blocking one loads begin after backward, and the step ends when all is stored. Rates are constant, and
 nothing is lost between the parts, so the result is a lower bound for what a step takes. With slots for most of the
 state the gated step comes to max(compute, state bytes / link), and with few to backward + max(forward, update).
+
+Where several processes share a step, the link between them is one more engine (`exchange` says for how long):
+
+    gather   of a group's updated weights: when the forward pass comes to it, which waits for it; with `weights` beside the
+             passes when it comes to the group before
+    reduce   of a group's gradients: behind all backward passes; with `gradients` beside the last one of them when that has
+             computed the group and the exchange of the group behind is over, for which it waits
 """
 
 from __future__ import annotations
@@ -35,6 +42,22 @@ class GroupWork:
     """Parameters of each piece that is loaded, updated and stored at once."""
     travels: bool
     """Its optimizer state is on the host."""
+    gather_s: float = 0.0
+    """Until the other processes' parts of its updated weights are here."""
+    reduce_s: float = 0.0
+    """Until its gradients are added up over the processes."""
+    last_backward_s: float = 0.0
+    """Of `backward_s` that of the last micro-batch, beside which gradients may be exchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What processes exchange beside the passes."""
+
+    gradients: bool = False
+    weights: bool = False
+    busy: float = 0.0
+    """Part of an exchange's seconds for which the device itself is held up by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +83,16 @@ class StepTime:
 
 
 def step_time(
-    groups: Sequence[GroupWork], slots: int, state_bytes: float, rates: Rates, *, gated: bool
+    groups: Sequence[GroupWork],
+    slots: int,
+    state_bytes: float,
+    rates: Rates,
+    *,
+    gated: bool,
+    beside: Beside = Beside(),
 ) -> StepTime:
     """Seconds of a step; `groups` in forward order, `state_bytes` of one parameter."""
-    clock = _Clock(groups, slots, state_bytes, rates, gated)
+    clock = _Clock(groups, slots, state_bytes, rates, gated, beside)
     before = 0.0
     for _ in range(STEPS):
         before = clock.now
@@ -113,10 +142,16 @@ class _Clock:
     """When each engine is free again; `now` is that of forward and backward."""
 
     def __init__(
-        self, groups: Sequence[GroupWork], slots: int, state_bytes: float, rates: Rates, gated: bool
+        self,
+        groups: Sequence[GroupWork],
+        slots: int,
+        state_bytes: float,
+        rates: Rates,
+        gated: bool,
+        beside: Beside,
     ) -> None:
         self.now = 0.0
-        self._groups, self._rates, self._gated = groups, rates, gated
+        self._groups, self._rates, self._gated, self._beside = groups, rates, gated, beside
         self._bytes = [
             size * state_bytes for group in groups if group.travels for size in group.chunks
         ]  # of each travelling chunk
@@ -130,13 +165,43 @@ class _Clock:
         self._loaded = []
         if self._gated:
             self._prefetch()
-        for group, updated in zip(self._groups, self._updated, strict=True):
-            self.now = max(self.now, updated) + group.forward_s
-        self.now += sum(group.backward_s for group in self._groups) + self._rates.norm_s
+        self._forward()
+        self._backward()
+        self.now += self._rates.norm_s
         self._prefetch()
         self._launch()
         if not self._gated:
             self.now = max(self.now, self._update, self._store)
+
+    def _forward(self) -> None:
+        ahead: float | None = None  # when the group's weights are here, if they are on their way already
+        for index, group in enumerate(self._groups):
+            here = self._gather(index) if ahead is None else ahead
+            self.now = max(self.now, here)
+            last = index + 1 == len(self._groups)
+            ahead = self._gather(index + 1) if self._beside.weights and not last else None
+            self.now += group.forward_s
+
+    def _gather(self, index: int) -> float:
+        self.now = max(self.now, self._updated[index])
+        return self._exchange(self._groups[index].gather_s)
+
+    def _backward(self) -> None:
+        if not self._beside.gradients:
+            self.now += sum(group.backward_s + group.reduce_s for group in self._groups)
+            return
+        self.now += sum(group.backward_s - group.last_backward_s for group in self._groups)
+        over = self.now
+        for group in reversed(self._groups):
+            self.now = max(self.now + group.last_backward_s, over)
+            over = self._exchange(group.reduce_s)
+        self.now = max(self.now, over)
+
+    def _exchange(self, seconds: float) -> float:
+        """Begin one, while no other is under way; returns when it is over."""
+        over = self.now + seconds
+        self.now += self._beside.busy * seconds
+        return over
 
     def _prefetch(self) -> None:
         while len(self._loaded) < min(len(self._freed), len(self._bytes)):
