@@ -50,6 +50,7 @@ from busbar.scheduler.fit.timeline import GroupWork, Rates, step_time
 from busbar.workloads.machine.streams import CallerStream, Streams, WorkerStream
 from busbar.workloads.training import probe
 from busbar.workloads.training.choice import make_plan
+from busbar.workloads.training.division import divide
 from busbar.workloads.training.groups import blocks
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.model import ModelRecipe, measure_demand, open_model
@@ -391,7 +392,7 @@ def predictions(ways: dict[str, Any], link: float) -> dict[str, float]:
             way = ways[name]
             spec, plan, demand = way.trainer.spec, way.plan, way.demand
             probed = probe.measure(spec, way.recipe, demand, plan, CPU, Path(folder), streams)
-            found[name] = predict(plan, demand, probed, 1).step_s
+            found[name] = predict(plan, demand, probed, divide(1, 1, 1, "fast")).step_s
     return found
 
 

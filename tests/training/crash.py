@@ -68,7 +68,12 @@ def _have_no_room_on_the_host() -> None:
 
 
 def _train(
-    manifest: dict[str, Any], claims: Path, point: Point | None, status_file: Path, world: World = ALONE
+    manifest: dict[str, Any],
+    claims: Path,
+    point: Point | None,
+    status_file: Path,
+    world: World = ALONE,
+    predicts: bool | None = None,
 ) -> None:
     import sys
 
@@ -85,7 +90,9 @@ def _train(
     control = Control()
     log_file = status_file.with_name("log.txt" if world.size == 1 else f"log-{world.rank}.txt")
     with log_file.open("a", buffering=1) as log:
-        described = replace(run_from_manifest(manifest, claims, None, {}), world=world, patience=HURRIED)
+        described = replace(
+            run_from_manifest(manifest, claims, None, {}), world=world, patience=HURRIED, predicts=predicts
+        )
         status = status_of(described)
         signal.signal(signal.SIGTERM, lambda *_: control.stop())
         code = run(described, status, control, Lines("crash", log))
@@ -164,14 +171,19 @@ class Gang:
         return document
 
 
-def start_gang(manifests: list[dict[str, Any]], claims: Path, points: Mapping[int, Point]) -> Gang:
+def start_gang(
+    manifests: list[dict[str, Any]],
+    claims: Path,
+    points: Mapping[int, Point],
+    predicts: bool | None = None,
+) -> Gang:
     """A rank for each of `manifests`, which are alike unless a test is about that; `points` by rank."""
     CONTEXT.set_forkserver_preload(PRELOAD)
     port, size = free_port(), len(manifests)
     processes = []
     for rank, manifest in enumerate(manifests):
         world = World(rank, size, "127.0.0.1", port)
-        arguments = manifest, claims, points.get(rank), claims / f"status-{rank}.json", world
+        arguments = manifest, claims, points.get(rank), claims / f"status-{rank}.json", world, predicts
         processes.append(CONTEXT.Process(target=_train, args=arguments))
         processes[-1].start()
     return Gang(claims, processes, port)

@@ -54,6 +54,26 @@ def test_two_ranks_give_the_result_of_one(alone: Path, tmp_path: Path) -> None:
     assert {ranks.status(rank)["checkpoint"]["step"] for rank in (0, 1)} == {12}
 
 
+def test_a_gang_says_what_it_predicted_beside_what_it_measured(alone: Path, tmp_path: Path) -> None:
+    """Also where a rank is late to be measured; and no bit of the result changes."""
+    claims = with_text(tmp_path)
+    late = {1: Point("probe", "measure", 1, delay_s=1.0)}
+    ranks = start_gang([manifest(**WIDE) for _ in range(2)], claims, late, predicts=True)
+    assert ranks.exit_codes() == [0, 0]
+    assert_same_result(claims, alone)
+    said = [ranks.status(rank)["timing"] for rank in (0, 1)]
+    assert said[0]["predicted"] == said[1]["predicted"]
+    assert all(said[0]["predicted"][name] > 0 for name in ("step", "durable"))
+    ratio = said[0]["predicted"]["step"] / said[0]["measured"]["step"]
+    assert said[0]["ratio"] == pytest.approx(ratio, abs=1e-3)
+    assert "MiB go to the other ranks in " in ranks.log(0)
+    folder = claims / "out/model/checkpoints"
+    probes = [json.loads((folder / name).read_text()) for name in ("probe.json", "probe-1.json")]
+    assert probes[0]["probe"]["links"] == probes[1]["probe"]["links"]
+    assert probes[0]["probe"]["links"]["gradients"]["bytes_per_s"] > 0
+    assert not list(folder.glob("probe-*.data"))
+
+
 def test_the_rank_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
     claims = with_text(tmp_path)
     ranks = gang(claims, points={1: Point("trainer:Trainer", "_micro_batch", 1, delay_s=0.2)})

@@ -11,19 +11,24 @@ from typing import Any
 
 import pytest
 import torch
+from tests.training.gang import run_gang
 from tests.training.small import LLAMA, VOCABULARY, engine, manifest, with_text
 from tests.training.test_bit_equality import CPU, plan_for
 
+from busbar.scheduler.fit.exchange import Link, Links
 from busbar.workloads.machine.direct_file import DirectFile
 from busbar.workloads.training import probe
 from busbar.workloads.training.control import Control
+from busbar.workloads.training.division import Division, divide
 from busbar.workloads.training.environment import run_from_manifest
+from busbar.workloads.training.gang_probe import measure_links, together
 from busbar.workloads.training.groups import blocks
 from busbar.workloads.training.job import parse_engine
+from busbar.workloads.training.meeting import StoreMeeting
 from busbar.workloads.training.model import ModelRecipe, measure_demand, open_model
 from busbar.workloads.training.plan import Demand, GroupSize, MemoryLimits, lay_out
-from busbar.workloads.training.prediction import predict
-from busbar.workloads.training.probe import PassTimes, Probe
+from busbar.workloads.training.prediction import PassTimes, Probe, predict
+from busbar.workloads.training.ranks import Alone, Gang
 from busbar.workloads.training.report import Lines
 from busbar.workloads.training.run import run
 from busbar.workloads.training.status import Status
@@ -35,6 +40,10 @@ DEMAND = Demand(tuple(GroupSize(name, 2**20) for name in NAMES), "float32", 1, 0
 FAST = Probe(BLOCK, AROUND, 1e12, 1e12, 2**20)
 
 
+def micro_batches(count: int, ranks: int = 1, order: str = "fast") -> Division:
+    return divide(count, 1, ranks, order)
+
+
 def laid_out(mode: str, host: int | None = None, **changes: Any) -> tuple[Any, Demand]:
     demand = replace(DEMAND, **changes)
     groups = 0 if mode == "resident" else len(NAMES)
@@ -42,17 +51,17 @@ def laid_out(mode: str, host: int | None = None, **changes: Any) -> tuple[Any, D
 
 
 def test_a_resident_step_is_its_blocks_what_is_around_them_and_the_update() -> None:
-    made = predict(*laid_out("resident"), FAST, micro_batches=1)
+    made = predict(*laid_out("resident"), FAST, micro_batches(1))
     assert made.compute_s == pytest.approx(3 * 3 + 1.5)
     assert made.step_s == pytest.approx(3 * 3 + 1.5 + 3 * 0.25 + 0.5)
-    assert predict(*laid_out("resident"), FAST, micro_batches=4).compute_s == pytest.approx(4 * 10.5)
+    assert predict(*laid_out("resident"), FAST, micro_batches(4)).compute_s == pytest.approx(4 * 10.5)
 
 
 def test_a_slow_link_counts_as_the_schedule_says() -> None:
     state = 8 * 2**20  # of each of the five groups
     slow = replace(FAST, load_bytes_per_s=state / 1.0, store_bytes_per_s=state / 1.0)
     found = {
-        schedule: predict(*laid_out("optimizer-offload", schedule=schedule), slow, 1)
+        schedule: predict(*laid_out("optimizer-offload", schedule=schedule), slow, micro_batches(1))
         for schedule in ("auto", "gated", "blocking")
     }
     assert found["auto"] == found["gated"]
@@ -62,13 +71,15 @@ def test_a_slow_link_counts_as_the_schedule_says() -> None:
 
 def test_a_checkpoint_holds_training_up_for_what_its_buffers_and_the_step_do_not_hide() -> None:
     roomy, demand = laid_out("resident")
-    assert predict(roomy, demand, FAST, 1).durable_s == pytest.approx(roomy.checkpoint_bytes / 2**20)
-    assert predict(roomy, demand, FAST, 1).stall_s == 0
+    assert predict(roomy, demand, FAST, micro_batches(1)).durable_s == pytest.approx(
+        roomy.checkpoint_bytes / 2**20
+    )
+    assert predict(roomy, demand, FAST, micro_batches(1)).stall_s == 0
     tight, demand = laid_out("resident", host=0)
     held = tight.snapshot_blocks * tight.snapshot_block_bytes
     assert held < tight.checkpoint_bytes
     expected = (tight.checkpoint_bytes - held) / 2**20 - 10.5
-    assert predict(tight, demand, FAST, 1).stall_s == pytest.approx(expected)
+    assert predict(tight, demand, FAST, micro_batches(1)).stall_s == pytest.approx(expected)
 
 
 class Clocked(ModelRecipe):
@@ -102,27 +113,129 @@ def test_one_and_two_blocks_tell_the_time_of_a_block_and_of_the_rest(
     plan, demand = plan_for(spec, plain, mode), measure_demand(plain, spec, CPU)
     monkeypatch.setattr(probe, "_now", lambda device: Clocked.now)
     found = probe.measure(spec, Clocked(plain.config, None, plain.dtype, 0), demand, plan, CPU, tmp_path)
-    made = predict(plan, demand, replace(found, load_bytes_per_s=1e15, store_bytes_per_s=1e15), 2)
+    made = predict(
+        plan, demand, replace(found, load_bytes_per_s=1e15, store_bytes_per_s=1e15), micro_batches(2)
+    )
     assert made.compute_s == pytest.approx(2 * (layers * 3 + 12))
     assert found.disk_bytes_per_s > 0
     assert (found.load_bytes_per_s == float("inf")) is (mode == "resident")
     assert list(tmp_path.iterdir()) == []
 
 
+LINKS = Links(Link(0.0, 4.0 * 2**20), Link(0.0, 8.0 * 2**20), busy=0.25)
+"""Gradients of a group of DEMAND, of which two ranks hand over a half, take half a second; its weights a quarter."""
+SUMS_BESIDE, GATHERS_BESIDE = 2 * 0.5 + 3 * 0.5 / 4, 2 * 0.25 + 3 * 0.25 / 4
+
+
+@pytest.mark.parametrize(
+    ("sharding", "count", "order", "expected"),
+    [
+        # beside the passes all but two groups': the embedding, which has no time of its own, hides nothing of the first
+        # block's, and nothing hides its own. Of the three others a quarter of the time is lost
+        ("optimizer", 2, "fast", SUMS_BESIDE + GATHERS_BESIDE),
+        ("optimizer", 4, "fast", 10.5 + SUMS_BESIDE + GATHERS_BESIDE),
+        # two leaves of a rank are added up when both are there, so nothing of gradients is beside the passes
+        ("optimizer", 4, "fixed", 10.5 + 5 * 0.5 + GATHERS_BESIDE),
+        ("gradients", 4, "fast", 10.5 + 2 * 5 * 0.5 + GATHERS_BESIDE),
+        # forward and backward 3 blocks each, less one and one that are in the slot still; and what is around them
+        ("parameters", 4, "fast", 10.5 + 2 * 5 * 0.5 + (2 + 4 * 3 - 2 - 1) * 0.25),
+    ],
+)
+def test_a_step_of_a_gang_has_its_exchanges(sharding: str, count: int, order: str, expected: float) -> None:
+    plan, demand = laid_out("resident", ranks=2, sharding=sharding, fixed_order=order == "fixed")
+    found = predict(plan, demand, replace(FAST, links=LINKS), micro_batches(count, 2, order))
+    own_update = (3 * 0.25 + 0.5) / 2
+    assert found.step_s == pytest.approx(10.5 + own_update + expected)
+    assert found.exposed_s == pytest.approx(10.5 + expected - found.compute_s)
+    assert found.exchange_s >= found.exposed_s
+    assert found.durable_s == pytest.approx(plan.checkpoint_bytes / 2 / 2**20)
+    assert "go to the other ranks in" in found.explain()
+
+
+def test_updates_beside_the_next_pass_leave_the_gathers_to_wait_for() -> None:
+    plan, demand = laid_out("resident", ranks=2, schedule="gated")
+    found = predict(plan, demand, replace(FAST, links=LINKS), micro_batches(2, 2))
+    first_update = (3 * 0.25 + 0.5) / 2 / 5  # of the first group, which alone nothing hides
+    assert found.step_s == pytest.approx(10.5 + first_update + SUMS_BESIDE + 5 * 0.25)
+
+
+def test_a_gang_whose_links_are_not_known_has_no_prediction() -> None:
+    with pytest.raises(ValueError, match="what is between the ranks was not measured"):
+        predict(*laid_out("resident", ranks=2), FAST, micro_batches(2, 2))
+
+
+def test_what_is_around_the_blocks_counts_where_nothing_of_it_is_trained() -> None:
+    inner = tuple(group for group in DEMAND.groups if group.is_block)
+    found = predict(*laid_out("resident", groups=inner), FAST, micro_batches(1))
+    assert found.compute_s == pytest.approx(3 * 3 + 1.5)
+
+
 def test_what_was_measured_is_kept_for_the_same_machine_and_model(tmp_path: Path) -> None:
     path, made = tmp_path / "probe.json", list[str]()
+    fast = replace(FAST, links=LINKS)
 
-    def make() -> Probe:
-        made.append("made")
-        return FAST
+    def ask(key: str) -> Probe:
+        def make() -> Probe:
+            made.append(key)
+            return fast
 
-    assert probe.cached(path, "one", make) == probe.cached(path, "one", make) == FAST
-    assert len(made) == 1
-    probe.cached(path, "another", make)
+        return together(Alone(), path, key, make, lambda: LINKS)
+
+    assert ask("one") == ask("one") == fast
+    assert made == ["one"]
+    ask("another")
     path.write_text("{")
-    probe.cached(path, "another", make)
-    assert len(made) == 3
+    assert ask("another") == fast
+    assert made == ["one", "another", "another"]
     assert json.loads(path.read_text())["key"] == "another"
+
+
+def probed_apart(gang: Gang, meeting: StoreMeeting, folder: Path) -> dict[str, Any]:
+    """Ranks of which one is slower, has lost its file, and at last cannot be measured."""
+    path, measured = folder / f"{gang.rank}.json", list[str]()
+
+    def own(why: str = "") -> Probe:
+        measured.append(why)
+        if why and gang.rank == 1:
+            raise OSError(why)
+        return replace(FAST, block=replace(BLOCK, forward_s=1.0 + gang.rank))
+
+    def links() -> Links:
+        return measure_links(gang, CPU, 4096, torch.float32, torch.bfloat16, fixed=gang.size == 2)
+
+    state = torch.get_rng_state()
+    first = together(gang, path, "key", own, links)
+    again = together(gang, path, "key", own, links)
+    if gang.rank == 0:
+        path.unlink()
+    anew = together(gang, path, "key", own, links)
+    try:
+        together(gang, path, "other", lambda: own("no such block"), links)
+        said = ""
+    except ValueError as problem:
+        said = str(problem)
+    drawn = not torch.equal(state, torch.get_rng_state())
+    return {
+        "first": first,
+        "again": again,
+        "anew": anew,
+        "measured": len(measured),
+        "said": said,
+        "drawn": drawn,
+    }
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_ranks_count_with_what_the_slowest_has_measured(size: int, tmp_path: Path) -> None:
+    every = run_gang(size, probed_apart, tmp_path, tmp_path)
+    for found in every:
+        assert found["first"] == found["again"] == every[0]["first"]
+        assert found["anew"] == every[0]["anew"]
+        assert found["first"].block.forward_s == size
+        links = found["first"].links
+        assert min(links.gradients.bytes_per_s, links.weights.bytes_per_s) > 0
+        assert 0 <= links.busy <= 1
+        assert (found["said"], found["drawn"], found["measured"]) == ("no such block", False, 3)
 
 
 def start(claims: Path, predicts: bool | None = True, **changes: Any) -> tuple[dict[str, Any], str]:

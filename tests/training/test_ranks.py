@@ -15,6 +15,7 @@ from tests.training.test_layer_drop import scales_of
 from tests.training.test_moments import reduce_moments
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from busbar.scheduler.fit.exchange import Part, Sharing, sent_bytes
 from busbar.workloads.training import plan as plan_module
 from busbar.workloads.training import tiled_loss, tiled_mlp
 from busbar.workloads.training.choice import make_plan
@@ -25,6 +26,7 @@ from busbar.workloads.training.meeting import StoreMeeting
 from busbar.workloads.training.model import measure_demand, open_model
 from busbar.workloads.training.packing import NOT_LEARNED, Packed
 from busbar.workloads.training.plan import MemoryLimits, lay_out
+from busbar.workloads.training.prediction import most_micro_batches
 from busbar.workloads.training.ranks import Alone, Gang, Ranks
 from busbar.workloads.training.settings import EXACT
 from busbar.workloads.training.trainer import MicroBatch, Trainer
@@ -221,7 +223,19 @@ def spoil_second_step(trainer: Trainer) -> None:
 
 def facts(trainer: Trainer) -> dict[str, int]:
     assert trainer.spread is not None
+    groups, plan = trainer.groups, trainer.plan
+    sharing = Sharing(
+        plan.ranks,
+        plan.sharding,
+        most_micro_batches(trainer.spread._division),
+        gradient_bytes=groups[0].gradients.itemsize,
+        weight_bytes=groups[0].weights.itemsize,
+        gradients_beside=False,
+        weights_beside=False,
+    )
+    parts = [Part(flat.group.elements, flat.group.size.is_block) for flat in groups]
     return {
+        "formula": sent_bytes(parts, sharing),
         "state": sum(chunk.state.numel() * 4 for chunk in trainer.optimizer.chunks),
         "parameters": sum(flat.group.elements for flat in trainer.groups),
         "block": trainer.groups[1].group.elements,
@@ -391,23 +405,22 @@ def test_the_weights_of_a_rank_follow_zeros_formula(two: list[Any], four: list[A
 
 
 def test_a_block_is_gathered_for_forward_and_for_backward(two: list[Any], four: list[Any]) -> None:
-    """The slot has one of the two blocks still when a pass turns round, until an update makes it old."""
+    """As the formula says, which has one of the two blocks in the slot still when a pass turns round, until an update makes it
+    old; and to see whether the model is causal, once three blocks, of which the first step finds one, and the rest."""
     for ranks, world in ((2, two), (4, four)):
-        said, rounds = world[0]["parameters, a clip that bites"][2], 8 // ranks
-        blocks = (
-            3 + 2 * rounds + (STEPS - 1) * (2 * rounds + 1)
-        )  # 3 of them to see whether the model is causal
+        said = world[0]["parameters, a clip that bites"][2]
         outer = said["parameters"] - 2 * said["block"]
-        gathered = blocks * said["block"] + (1 + STEPS) * outer
-        exchanged = STEPS * rounds * said["parameters"]
-        assert said["sent"] == (ranks - 1) * (gathered + exchanged) * 4 // ranks
+        once = (2 * said["block"] + outer) * 4 * (ranks - 1) // ranks
+        assert said["sent"] == STEPS * said["formula"] + once
 
 
-def test_ranks_hand_over_what_a_ring_would(two: list[Any]) -> None:
+def test_ranks_hand_over_what_the_formula_says(two: list[Any]) -> None:
     """Per step the gradients and the weights of the other ranks' slices, in either order."""
     for name in ("fast", "a clip that bites"):
         said = two[0][name][2]
-        assert said["sent"] == STEPS * 2 * said["parameters"] * 4 * (2 - 1) // 2
+        assert said["sent"] == STEPS * said["formula"] == STEPS * 2 * said["parameters"] * 4 // 2
+    divided = two[0]["fast, gradients"][2]
+    assert divided["sent"] == STEPS * divided["formula"] == STEPS * (4 + 1) * divided["parameters"] * 4 // 2
 
 
 def test_no_rank_has_more_than_its_plan(four: list[Any]) -> None:

@@ -1,30 +1,61 @@
 """The seconds that a run will need: of a step, of waiting for checkpoints, and until one is durable. No torch here.
 
-The step is that of `busbar.scheduler.fit.timeline`, from what `probe` measured. It assumes that the updates of a gated
-schedule take nothing from forward and backward, as on a GPU; where the device is the host's CPU they share its cores.
+The step is that of `busbar.scheduler.fit.timeline`, from what is known of the machine (`Probe`), with the exchanges of a gang
+(`busbar.scheduler.fit.exchange`). It assumes that the updates of a gated schedule take nothing from forward and backward,
+as on a GPU; where the device is the host's CPU they share its cores.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from busbar.scheduler.fit.timeline import GroupWork, Rates, step_time
+from busbar.scheduler.fit.exchange import Exchanges, Links, Part, Sharing, beside, exchanges, sent_bytes
+from busbar.scheduler.fit.timeline import Beside, GroupWork, Rates, step_time
+from busbar.workloads.training.division import Division
 from busbar.workloads.training.plan import Demand, MemoryPlan, chunk_sizes
+from busbar.workloads.training.settings import OPTIMIZER, PARAMETERS
 
-if TYPE_CHECKING:
-    from busbar.workloads.training.probe import PassTimes, Probe
+AGREEMENTS = 2
+"""Of a step, in which ranks tell each other a few numbers: the loss, and the norm."""
+NO_EXCHANGES = Exchanges(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Seconds of one micro-batch and of one update."""
+
+    forward_s: float
+    backward_s: float
+    update_s: float
+    parameters: int  # that are updated
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Of one machine, for one model: as it was measured (`probe`, `gang_probe`), or as data sheets say (`gang_plan`)."""
+
+    block: PassTimes
+    around: PassTimes  # embedding, head and loss, and what a step costs whatever is in it
+    load_bytes_per_s: float  # both directions while both are used
+    store_bytes_per_s: float
+    disk_bytes_per_s: float  # of one process, while the others of its gang write too
+    links: Links | None = None  # between the ranks of a gang
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds."""
+    """Seconds; of a gang those of one rank."""
 
     step_s: float
     compute_s: float  # of a step: forward and backward
-    waited_s: float  # of a step: for updates
+    waited_s: float  # of a step: for updates and exchanges
     stall_s: float  # of a checkpoint: for room in its buffers, by the updates of the step beside it
     durable_s: float  # of a checkpoint, from the step that asks for it
+    exchange_s: float = 0.0  # of a step: in which ranks exchange gradients and weights
+    exposed_s: float = 0.0  # of them those that no computation hides
+    sent_bytes: int = 0  # that a rank hands over in a step
 
     def to_json(
         self, step_s: float | None = None, stall_s: float | None = None, durable_s: float | None = None
@@ -37,33 +68,107 @@ class Prediction:
         }
 
     def explain(self) -> str:
+        exchanged = (
+            f"; {self.sent_bytes / 2**20:.4g} MiB go to the other ranks in {self.exchange_s:.3g} s, of which "
+            f"{self.exposed_s:.3g} are waited for"
+            if self.sent_bytes
+            else ""
+        )
         return (
-            f"predicted: {self.step_s:.3g} s per step, {self.compute_s:.3g} of them forward and backward; a checkpoint "
-            f"is durable after {self.durable_s:.3g} s and holds training up for {self.stall_s:.3g}"
+            f"predicted: {self.step_s:.3g} s per step, {self.compute_s:.3g} of them forward and backward{exchanged}; a "
+            f"checkpoint is durable after {self.durable_s:.3g} s and holds training up for {self.stall_s:.3g}"
         )
 
 
-def predict(plan: MemoryPlan, demand: Demand, probe: Probe, micro_batches: int) -> Prediction:
-    """Of one process without others, which is what the probe measured."""
+def sharing_of(demand: Demand, division: Division, *, gated: bool) -> Sharing:
+    """How the ranks of `demand` share a step; `gated` says whether updates run beside the next one."""
+    whole = division.sequence == 1  # ranks that share sequences exchange these meanwhile
+    return Sharing(
+        demand.ranks,
+        demand.divided,
+        rounds=most_micro_batches(division),
+        gradient_bytes=demand.gradient_element_bytes,
+        weight_bytes=demand.weight_bytes,
+        gradients_beside=demand.divided == OPTIMIZER and len(division.own(0)) == 1 and whole,
+        weights_beside=demand.divided != PARAMETERS and not gated and whole,
+    )
+
+
+def most_micro_batches(division: Division) -> int:
+    """Of a step, those of the rank that has the most."""
+    return -(-division.micro_batches // division.ranks)
+
+
+def parts_of(demand: Demand) -> list[Part]:
+    """What is exchanged at once."""
+    return [Part(group.parameters, group.is_block) for group in demand.groups]
+
+
+def predict(plan: MemoryPlan, demand: Demand, probe: Probe, division: Division) -> Prediction:
+    """Of each of the ranks of `demand`, or of one process without others; raises ValueError where the probe of a gang has
+    not measured what is between its ranks."""
+    if demand.ranks > 1 and probe.links is None:
+        raise ValueError("what is between the ranks was not measured")
+    sharing = sharing_of(demand, division, gated=plan.gated)
+    exchanged, shared = [NO_EXCHANGES] * len(demand.groups), Beside()
+    if probe.links is not None and demand.ranks > 1:
+        exchanged = exchanges(parts_of(demand), sharing, probe.links)
+        shared = beside(sharing, probe.links)
+    groups = _works(plan, demand, probe, sharing.rounds, exchanged)
+    alone = _works(plan, demand, probe, sharing.rounds, [NO_EXCHANGES] * len(demand.groups))
+    blocks = sum(group.is_block for group in demand.groups)
+    update_s = blocks * probe.block.update_s + probe.around.update_s  # of all parameters
+    rates = Rates(
+        probe.load_bytes_per_s,
+        probe.store_bytes_per_s,
+        demand.parameters / max(update_s, 1e-9),
+        norm_s=0.0 if probe.links is None else AGREEMENTS * probe.links.weights.latency_s,
+    )
+    state = demand.state_bytes_per_parameter
+    step = step_time(groups, plan.slots, state, rates, gated=plan.gated, beside=shared)
+    without = step_time(alone, plan.slots, state, rates, gated=plan.gated)
+    own = plan.checkpoint_bytes / demand.ranks
+    held = plan.snapshot_blocks * plan.snapshot_block_bytes
+    stall = (own - held) / probe.disk_bytes_per_s - without.compute_s
+    return Prediction(
+        step.seconds,
+        without.compute_s,
+        step.seconds - without.compute_s,
+        max(0.0, stall),
+        own / probe.disk_bytes_per_s,
+        exchange_s=sum(each.whole_s for each in exchanged),
+        exposed_s=max(0.0, step.seconds - without.seconds),
+        sent_bytes=sent_bytes(parts_of(demand), sharing),
+    )
+
+
+def _works(
+    plan: MemoryPlan, demand: Demand, probe: Probe, micro_batches: int, exchanged: Sequence[Exchanges]
+) -> list[GroupWork]:
+    """Of each group, what one rank has to do."""
     outer = [group.name for group in demand.groups if not group.is_block]
-    blocks = len(demand.groups) - len(outer)
-    groups = []
-    for group in demand.groups:
-        chunks = tuple(chunk_sizes(group.parameters, plan.chunk_parameters))
+    found = []
+    for group, exchange in zip(demand.groups, exchanged, strict=True):
+        chunks = tuple(chunk_sizes(group.parameters // demand.ranks, plan.chunk_parameters))
         # what stands around the blocks was measured as one: most of its time is the output's and the loss's
         times = probe.block if group.is_block else probe.around if group.name == outer[-1] else None
-        groups.append(_work(times, chunks, group.name in plan.offloaded, micro_batches))
-    update_s = blocks * probe.block.update_s + probe.around.update_s
-    rates = Rates(probe.load_bytes_per_s, probe.store_bytes_per_s, demand.parameters / max(update_s, 1e-9))
-    step = step_time(groups, plan.slots, demand.state_bytes_per_parameter, rates, gated=plan.gated)
-    durable = plan.checkpoint_bytes / probe.disk_bytes_per_s
-    held = plan.snapshot_blocks * plan.snapshot_block_bytes
-    stall = (plan.checkpoint_bytes - held) / probe.disk_bytes_per_s - step.compute_s
-    return Prediction(step.seconds, step.compute_s, step.waited_s, max(0.0, stall), durable)
+        found.append(_work(times, chunks, group.name in plan.offloaded, micro_batches, exchange))
+    if not outer:  # nothing around the blocks is trained, and it is computed all the same
+        found.append(_work(probe.around, (), False, micro_batches, NO_EXCHANGES))
+    return found
 
 
-def _work(times: PassTimes | None, chunks: tuple[int, ...], travels: bool, micro_batches: int) -> GroupWork:
-    if times is None:
-        return GroupWork(0.0, 0.0, chunks, travels)
-    later = (micro_batches - 1) * (times.forward_s + times.backward_s)
-    return GroupWork(times.forward_s, times.backward_s + later, chunks, travels)
+def _work(
+    times: PassTimes | None, chunks: tuple[int, ...], travels: bool, micro_batches: int, exchange: Exchanges
+) -> GroupWork:
+    forward_s, last_s = (0.0, 0.0) if times is None else (times.forward_s, times.backward_s)
+    later = (micro_batches - 1) * (forward_s + last_s)
+    return GroupWork(
+        forward_s,
+        last_s + later + exchange.inside_s,
+        chunks,
+        travels,
+        gather_s=exchange.gather_s,
+        reduce_s=exchange.reduce_s,
+        last_backward_s=last_s,
+    )

@@ -16,20 +16,22 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from busbar.scheduler.fit.exchange import Link, Links
 from busbar.workloads.machine.direct_file import DirectFile
 from busbar.workloads.machine.streams import Streams, open_streams
 from busbar.workloads.training.groups import release_free_memory
 from busbar.workloads.training.layouts import first_that_fits
 from busbar.workloads.training.model import ModelRecipe
 from busbar.workloads.training.plan import MIN_BLOCKS, Demand, MemoryPlan
+from busbar.workloads.training.prediction import PassTimes, Probe
 from busbar.workloads.training.settings import BLOCKING, EngineSpec
 from busbar.workloads.training.state_file import WRITERS
 from busbar.workloads.training.trainer import Trainer
@@ -40,27 +42,6 @@ DISK_BYTES = 64 * 2**20
 LINK_BYTES = 32 * 2**20
 
 
-@dataclass(frozen=True)
-class PassTimes:
-    """Seconds of one micro-batch and of one update."""
-
-    forward_s: float
-    backward_s: float
-    update_s: float
-    parameters: int  # that are updated
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Of one machine, for one model."""
-
-    block: PassTimes
-    around: PassTimes  # embedding, head and loss, and what a step costs whatever is in it
-    load_bytes_per_s: float  # both directions while both are used
-    store_bytes_per_s: float
-    disk_bytes_per_s: float
-
-
 def measure(
     spec: EngineSpec,
     recipe: ModelRecipe,
@@ -69,16 +50,21 @@ def measure(
     device: torch.device,
     folder: Path,
     streams: Callable[[], Streams] | None = None,
+    rank: int = 0,
 ) -> Probe:
-    """Run the measurements. Raises ValueError where blocks cannot be timed apart, and whatever the model's code does.
+    """Run the measurements of one process. Raises ValueError where blocks cannot be timed apart, and whatever the model's code
+    does.
 
     Args:
         folder: on the disk of the checkpoints.
+        rank: tells its file there from those of the others.
         streams: makes those of the run; None: those of the device.
     """
     depth = sum(group.is_block for group in demand.groups)
     if depth == 0 or spec.freeze:
         raise ValueError("it has no list of blocks that are alike")
+    if spec.sequence > 1:
+        raise ValueError("its ranks share sequences, and a part of the model has none to share them with")
     gc.freeze()  # what is there already need not be searched when the small models are freed
     try:
         one = _times(spec, recipe, demand, plan, device, 1)
@@ -90,30 +76,41 @@ def measure(
     link = (float("inf"), float("inf"))
     if plan.offloaded:
         link = _link(plan, demand, device, streams or (lambda: open_streams(device, gated=plan.gated)))
-    return Probe(block, around, *link, _disk(folder, min(DISK_BYTES, plan.checkpoint_bytes)))
+    return Probe(block, around, *link, _disk(folder, min(DISK_BYTES, plan.checkpoint_bytes), rank))
 
 
-def cached(path: Path, key: str, make: Callable[[], Probe]) -> Probe:
-    """The probe of `key` in the file `path`, made and written there if it is not the one."""
+def read(path: Path, key: str) -> Probe | None:
+    """The probe of `key` that the file `path` has; None: it has another one, or none."""
     try:
         found = json.loads(path.read_text())
-        if found["key"] == key:
-            given = found["probe"]
-            parts = {name: PassTimes(**given[name]) for name in ("block", "around")}
-            return Probe(**{**given, **parts})
+        if found["key"] != key:
+            return None
+        given = found["probe"]
+        parts = {name: PassTimes(**given[name]) for name in ("block", "around")}
+        links = given["links"]
+        if links is not None:
+            links = Links(Link(**links["gradients"]), Link(**links["weights"]), links["busy"])
+        return Probe(**{**given, **parts, "links": links})
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # it is measured
-    made = make()
+        return None  # it is measured
+
+
+def write(path: Path, key: str, probe: Probe) -> None:
+    """Keep `probe` in the file `path`. Raises OSError."""
     unfinished = path.with_suffix(".new")
-    unfinished.write_text(json.dumps({"key": key, "probe": asdict(made)}))
+    unfinished.write_text(json.dumps({"key": key, "probe": asdict(probe)}))
     unfinished.replace(path)
-    return made
 
 
 def key_of(
-    spec: EngineSpec, recipe: ModelRecipe, plan: MemoryPlan, device: torch.device, threads: int
+    spec: EngineSpec,
+    recipe: ModelRecipe,
+    plan: MemoryPlan,
+    device: torch.device,
+    threads: int,
+    peers: Sequence[str] = (),
 ) -> str:
-    """What the numbers depend on, as a digest."""
+    """What the numbers depend on, as a digest; `peers` are the hosts of a gang's ranks."""
     gpu = [torch.cuda.get_device_name(device), torch.version.cuda] if device.type == "cuda" else []
     facts = [
         platform.node(),
@@ -129,6 +126,9 @@ def key_of(
         plan.activations,
         plan.mode,
         plan.chunk_parameters,
+        plan.sharding,
+        spec.order,
+        list(peers),
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -243,10 +243,10 @@ def _rate(size: int, wait: Callable[[], object], started: float) -> float:
     return size / max(1e-9, time.monotonic() - started)
 
 
-def _disk(folder: Path, size: int) -> float:
+def _disk(folder: Path, size: int, rank: int = 0) -> float:
     """Bytes per second until they are durable, written as checkpoints are. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "probe.data"  # always the same: what a kill leaves is overwritten
+    path = folder / f"probe-{rank}.data"  # always the same: what a kill leaves is overwritten
     each = -(-size // WRITERS // 4096) * 4096
     room = torch.zeros(each + 4096, dtype=torch.uint8)
     data = room[-room.data_ptr() % 4096 :][:each]

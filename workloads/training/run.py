@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from busbar.workloads.training.memory_copy import MemoryCopies
     from busbar.workloads.training.model import ModelRecipe
     from busbar.workloads.training.plan import Demand, MemoryPlan
-    from busbar.workloads.training.prediction import Prediction
+    from busbar.workloads.training.prediction import Prediction, Probe
     from busbar.workloads.training.preparation import Prepared
     from busbar.workloads.training.rows import Row
     from busbar.workloads.training.trainer import Trainer
@@ -354,31 +355,54 @@ class Session:
         return self.places.scratch or self.places.checkpoints
 
     def _predict(self, recipe: ModelRecipe, plan: MemoryPlan, together: Together) -> None:
-        """Say how long a step and a checkpoint will take; of a gang, and with the weights on the host or without a backward pass, nothing is predicted. On a CPU it is not asked: what
-        the small models leave in the heap is in no phase of the plan, and two of six runs under its limits failed by it."""
+        """Say how long a step and a checkpoint will take; with the weights on the host or without a backward pass, nothing is
+        predicted. On a CPU it is not asked: what the small models leave in the heap is in no phase of the plan, and two of
+        six runs under its limits failed by it."""
         asked = self.device.type != "cpu" if self.run.predicts is None else self.run.predicts
-        if self.run.world.size > 1 or not asked or plan.weight_slots or self.demand.zeroth_order:
+        if not asked or plan.weight_slots or self.demand.zeroth_order:
             return
         self._phase("Preparing", "measuring the machine")
-        from busbar.workloads.training import prediction, probe
+        from busbar.workloads.training.division import divide
+        from busbar.workloads.training.prediction import predict
 
-        folder, spec = self.places.checkpoints, self.spec
+        batch = self.spec.batch
+        division = divide(
+            batch.sequences, batch.micro_batch, together.size, self.spec.order, self.spec.sequence
+        )
         try:
-            found = probe.cached(
-                folder / "probe.json",
-                probe.key_of(spec, recipe, plan, self.device, self.run.threads),
-                lambda: probe.measure(spec, recipe, self.demand, plan, self.device, folder),
-            )
-        except Exception as problem:  # a part of a model may not run where the whole does
+            found = self._probe(recipe, plan, together)
+        except ValueError as problem:
             self.reporter.note(f"seconds per step are not predicted for this model: {problem}")
             return
         self.disk_bytes_per_s = found.disk_bytes_per_s
         if plan.offloaded:
             self.link_bytes_per_s = {"load": found.load_bytes_per_s, "store": found.store_bytes_per_s}
-        micro_batches = spec.batch.sequences // spec.batch.micro_batch
-        self.prediction = prediction.predict(plan, self.demand, found, micro_batches)
+        self.prediction = predict(plan, self.demand, found, division)
         self.reporter.note(self.prediction.explain())
         self.status.update(timing=self.prediction.to_json())
+
+    def _probe(self, recipe: ModelRecipe, plan: MemoryPlan, together: Together) -> Probe:
+        """What this machine does, and those of the other ranks. Raises ValueError, alike on all ranks, where that is not known."""
+        import torch
+
+        from busbar.workloads.training import gang_probe, probe
+
+        folder, spec, demand, rank = self.places.checkpoints, self.spec, self.demand, together.rank
+        hosts = together.ranks.gather(platform.node()) if together.size > 1 else ()
+        return gang_probe.together(
+            together.ranks,
+            folder / (f"probe-{rank}.json" if rank else "probe.json"),
+            probe.key_of(spec, recipe, plan, self.device, self.run.threads, hosts),
+            lambda: probe.measure(spec, recipe, demand, plan, self.device, folder, rank=rank),
+            lambda: gang_probe.measure_links(
+                together.ranks,
+                self.device,
+                max(group.parameters for group in demand.groups),
+                getattr(torch, demand.gradient_dtype or demand.dtype),
+                getattr(torch, demand.dtype),
+                fixed=demand.fixed_order,
+            ),
+        )
 
     @contextmanager
     def _measuring(self, phase: str) -> Iterator[None]:
