@@ -22,7 +22,7 @@ A zeroth-order step has two forward passes, 4 P T, and an update of the weights 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from .accelerators import Accelerator
 from .frozen import frozen_parameters
@@ -151,6 +151,36 @@ def _passes_s(model: ModelShape, batch: BatchShape, device: Accelerator, acceler
         return compute_s + 4 * moved / (device.memory_gb_per_s * 1e9)
     link_s, forward_s = moved / (device.link_gb_per_s * 1e9), compute_s / 4
     return max(forward_s, link_s) + max(compute_s - forward_s, link_s)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchTimes:
+    """Seconds of one micro-batch, without what processes exchange, and of one update of all parameters."""
+
+    block_forward_s: float
+    block_backward_s: float
+    around_forward_s: float
+    """What stands around the blocks: most of it is the output's."""
+    around_backward_s: float
+    update_s: float
+
+
+def micro_batch_times(
+    model: ModelShape, batch: BatchShape, device: Accelerator, share: float
+) -> MicroBatchTimes:
+    """Of one accelerator, or of one of those that share each sequence; `share` of the state is on the host."""
+    one = replace(batch, sequences=batch.micro_batch)
+    whole_s = _passes_s(model, one, device, batch.sequence_parallel)
+    around = _flops_per_token(replace(model, layers=0), one) / _flops_per_token(model, one)
+    block_s = whole_s * (1 - around) / model.layers
+    inside, outside = (1 / 4 if again else 1 / 3 for again in (one.activations in AGAIN, one.loss == TILED))
+    return MicroBatchTimes(
+        block_s * inside,
+        block_s * (1 - inside),
+        whole_s * around * outside,
+        whole_s * around * (1 - outside),
+        _update_s(model, batch, share, device),
+    )
 
 
 def _streamed_s(

@@ -18,6 +18,7 @@ from tests.training.small import LLAMA, engine, manifest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from busbar.scheduler.fit import (
+    Accelerator,
     BatchShape,
     Gang,
     ModelShape,
@@ -28,6 +29,7 @@ from busbar.scheduler.fit import (
     unknown_patterns,
     workload_class,
 )
+from busbar.scheduler.fit.exchange import LATENCY_S, Link, Links, among_neighbours
 from busbar.scheduler.fit.memory import (
     HOST_RUNTIME_BYTES,
     RUNTIME_BYTES,
@@ -36,18 +38,20 @@ from busbar.scheduler.fit.memory import (
     forward_activations,
     swapped_activations,
 )
-from busbar.scheduler.fit.speed import step_seconds
+from busbar.scheduler.fit.speed import micro_batch_times, step_seconds
 from busbar.workloads.machine.limits import CUDA_RESERVE_BYTES, SUPERVISOR_BYTES
 from busbar.workloads.training.activations import peak_activation_bytes
 from busbar.workloads.training.adapter import attach, merge_bytes
 from busbar.workloads.training.adapter_size import parameters
 from busbar.workloads.training.division import divide
 from busbar.workloads.training.freeze import freeze
+from busbar.workloads.training.gang_plan import GangMachine, Network, network_of
 from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.layouts import layouts
-from busbar.workloads.training.plan import COPIES, PREPARATION_BYTES, MemoryLimits, copy_bytes
+from busbar.workloads.training.plan import COPIES, PREPARATION_BYTES, MemoryLimits, copy_bytes, lay_out
 from busbar.workloads.training.plan_command import answers_for, demand_of, machine_of, over_ranks, plan
+from busbar.workloads.training.prediction import predict
 
 CONFIG_13B: dict[str, Any] = {
     "model_type": "llama",
@@ -177,6 +181,8 @@ def test_the_longest_sequence_fits_and_one_token_more_does_not(tmp_path: Path) -
         (["--gpu", "X9"], "--gpu: X9 is not known"),
         (["--hbm", "lots"], "--hbm: lots"),
         (["--pods", "99"], "not enough for 99 processes"),
+        (["--network", "fast"], "--network: fast is no rate"),
+        (["--network", "0Gbit"], "--network: 0Gbit moves nothing"),
     ],
 )
 def test_bad_options_are_named(options: list[str], said: str, tmp_path: Path) -> None:
@@ -195,6 +201,115 @@ def test_pods_share_the_state(tmp_path: Path) -> None:
     assert alone.get("exchange", 0) == 0 < shared["exchange"]
     ran = CliRunner().invoke(plan, [str(path), "--pods", "2"])
     assert "that of one process of 2 pods: they divide the optimizer's state." in ran.output
+
+
+@pytest.mark.parametrize(
+    ("said", "rate"),
+    [
+        ("400Gbit", 50e9),
+        ("2.5gbps", 2.5e9 / 8),
+        ("25Gi", 25 * 2**30),
+        ("infiniband-ndr", 46e9),
+        (None, 2.8e9),
+    ],
+)
+def test_a_network_is_a_rate_in_bits_or_bytes_or_a_class(said: str | None, rate: float) -> None:
+    assert network_of(said).bytes_per_s == rate
+    assert network_of(said).assumed is (said is None)
+
+
+def test_a_step_of_a_gang_has_the_time_of_its_exchanges(tmp_path: Path) -> None:
+    """Of two exchanges of each group three quarters in bfloat16, most of which a faster network hides beside the passes."""
+    options = ("--gpu", "H200", "--host", "800Gi", "--pods", "4", "--hbm", "400Gi")
+    found = {}
+    for network in ("1Gbit", "400Gbit", "40000Gbit"):
+        _, answer = ask(tmp_path, *options, "--network", network, mode="resident")
+        found[network] = answer["modes"]["resident"]
+    groups, parameters = 42, answer["parameters"]
+    assert found["1Gbit"]["sentBytes"] == pytest.approx(2 * 2 * parameters * 3 / 4, rel=1e-4)
+    latency_s = 2 * groups * 3 * LATENCY_S
+    over_s = [each["exchangeSeconds"] - latency_s for each in found.values()]
+    assert over_s == pytest.approx([found["1Gbit"]["sentBytes"] / rate for rate in (0.125e9, 50e9, 5e12)])
+    computed = [each["secondsPerStep"] - each["exposedSeconds"] for each in found.values()]
+    assert computed[1:] == pytest.approx([computed[0]] * 2)
+    slow, fast = found["1Gbit"], found["400Gbit"]
+    assert slow["secondsPerStep"] > slow["exchangeSeconds"] > 0.9 * slow["secondsPerStep"]
+    assert fast["exposedSeconds"] < 0.6 * fast["exchangeSeconds"]
+
+
+def test_what_is_assumed_of_the_network_is_said(tmp_path: Path) -> None:
+    path = str(job(tmp_path))
+    options = ["--gpu", "H200", "--host", "400Gi", "--pods", "2"]
+    said = CliRunner().invoke(plan, [path, *options]).output
+    assert "In each step a process hands over" in said
+    assert "move 2.8 GB/s each way for a pod (ethernet-25), as --network says nothing." in said
+    said = CliRunner().invoke(plan, [path, *options, "--network", "100Gbit"]).output
+    assert "move 12.5 GB/s each way for a pod, as stated." in said
+    assert ask(tmp_path, *options)[1]["network"] == {
+        "bytesPerSecond": 2_800_000_000,
+        "name": "ethernet-25",
+        "assumed": True,
+    }
+    assert ask(tmp_path)[1]["network"] is None
+
+
+def test_processes_of_one_pod_are_joined_by_the_link_to_the_host(tmp_path: Path) -> None:
+    path = job(tmp_path)
+    document = yaml.safe_load(path.read_text())
+    document["spec"]["shape"] = {"acceleratorsPerPod": 4}
+    document["spec"]["engine"] |= {"mode": "resident", "parallelism": {"processesPerPod": 4}}
+    path.write_text(yaml.safe_dump(document))
+    machine = machine_of("H100", hbm="400Gi", host="800Gi", network="1Gbit")
+    one, two = (answers_for(path, machine, pods, tmp_path)[""] for pods in (1, 2))
+    assert one["network"] is None
+    assert one["modes"]["resident"]["exchangeSeconds"] < two["modes"]["resident"]["exchangeSeconds"] / 100
+    ran = CliRunner().invoke(plan, [str(path), "--gpu", "H100", "--hbm", "400Gi"])
+    assert "Inside a pod exchanges are taken to go over the link to the host" in ran.output
+
+
+@pytest.mark.parametrize("mode", ["resident", "optimizer-offload"])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("way", ["keep", "recompute"])
+def test_a_gangs_step_without_exchanges_is_that_of_as_many_accelerators(
+    way: str, mode: str, gated: bool
+) -> None:
+    """As the scheduler's formula has it, which takes the model in even pieces; each process updates its part of the state."""
+    shape, device = ModelShape.from_config(CONFIG_13B), accelerator("H200")
+    assert device is not None
+    batch = replace(BATCH, activations=way)
+    for ranks in (1, 2):
+        division = divide(batch.sequences, batch.micro_batch, ranks, "fast")
+        demand = replace(demand_of(shape, batch), schedule="gated" if gated else "blocking")
+        demand = over_ranks(demand, division, "optimizer")
+        count = len(demand.groups) if mode == "optimizer-offload" else 0
+        made = lay_out(demand, MemoryLimits(None, None, False), mode, count, activations=way)
+        probed = GangMachine(device, Network(1e18, ""), 1).probe(shape, batch, made)
+        nothing = Link(0.0, 1e18)
+        found = predict(made, demand, replace(probed, links=Links(nothing, nothing)), division)
+        share = made.offloaded_fraction
+        one = step_seconds(shape, batch, mode, device, 1, share, made.slots, gated=gated)
+        passes = step_seconds(shape, replace(batch, sequences=batch.sequences // ranks), mode, device)
+        if ranks == 1:
+            assert found.step_s == pytest.approx(one, rel=0.03)
+        else:
+            assert found.compute_s == pytest.approx(found_compute(shape, batch, device) / ranks, rel=0.01)
+            assert found.step_s < min(one, passes)
+
+
+def found_compute(shape: ModelShape, batch: BatchShape, device: Accelerator) -> float:
+    times = micro_batch_times(shape, batch, device, 0.0)
+    one = shape.layers * (times.block_forward_s + times.block_backward_s)
+    whole = one + times.around_forward_s + times.around_backward_s
+    return whole * batch.sequences / batch.micro_batch
+
+
+def test_a_group_that_shares_sequences_uses_the_link_that_it_has() -> None:
+    """Eight processes, four in a pod: of groups of two none leaves its pod, of eight each sends four sevenths to the other."""
+    network, host = 1e9, 24e9
+    assert among_neighbours(network, host, 2, 4).bytes_per_s == host
+    assert among_neighbours(network, host, 8, 4).bytes_per_s == pytest.approx(1e9 / (4 * 4 / 7))
+    assert among_neighbours(network, host, 2, 1).bytes_per_s == network
+    assert among_neighbours(None, host, 4, 4).bytes_per_s == host
 
 
 def test_copies_in_memory_and_the_room_for_snapshots_are_those_of_a_pod(tmp_path: Path) -> None:

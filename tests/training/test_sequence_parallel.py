@@ -20,6 +20,7 @@ from transformers import AutoConfig
 
 from busbar.scheduler.fit import BatchShape, ModelShape
 from busbar.scheduler.fit.cells import workload_class
+from busbar.scheduler.fit.exchange import Link, of_sequences
 from busbar.scheduler.fit.memory import activations
 from busbar.workloads.training.division import divide, micro_batch_seed
 from busbar.workloads.training.errors import InvalidJob
@@ -184,6 +185,18 @@ def test_what_a_rank_hands_over_is_its_part_of_queries_keys_values_and_results(
     assert two[0]["grouped heads"][2]["sent"] == 2 * once * STEPS
     of_four = tokens // 4 * 4 * width * 4 * blocks * 3 // 4
     assert four[0]["all of one sequence"][2]["sent"] == 2 * of_four * STEPS
+    for config, ranks, sent in (
+        (LLAMA, 2, 2 * once),
+        (FOUR_HEADS, 4, 2 * of_four),
+    ):
+        shape = ModelShape.from_config({"vocab_size": VOCABULARY, **config})
+        batch = BatchShape(
+            FOUR["sequences"], SEQUENCE, FOUR["sequences"], activations="keep", sequence_parallel=ranks
+        )
+        found = of_sequences(shape, batch, Link(0.0, 1.0))
+        assert blocks * (found.forward_bytes + found.backward_bytes) == sent
+        again = of_sequences(shape, replace(batch, activations="recompute"), Link(0.0, 1.0))
+        assert again.backward_s == 2 * again.forward_s == 2 * found.forward_s
 
 
 def mixed(gang: Gang, meeting: StoreMeeting, document: dict[str, Any]) -> str:

@@ -19,7 +19,8 @@ import click
 if TYPE_CHECKING:
     from busbar.scheduler.fit import Accelerator, BatchShape, ModelShape
     from busbar.workloads.training.division import Division
-    from busbar.workloads.training.plan import Demand, MemoryLimits
+    from busbar.workloads.training.gang_plan import GangMachine, Network
+    from busbar.workloads.training.plan import Demand, MemoryLimits, MemoryPlan
     from busbar.workloads.training.settings import Adapter, EngineSpec
 
 EPILOG = """
@@ -30,6 +31,7 @@ Examples:
   busbar plan job.yaml --gpu H200 --hbm 70Gi --host 64Gi
   busbar plan job.yaml --gpu H100 --longest
   busbar plan job.yaml --gpu A100 --host 256Gi --disk 3G
+  busbar plan job.yaml --gpu H200 --host 128Gi --pods 4 --network 400Gbit
   busbar plan examples/train-python-stdlib.yaml
 
 Exit code 0: the job's mode fits; 2: it does not, or the job cannot run as it is.
@@ -40,12 +42,13 @@ MODES = ("resident", "optimizer-offload", "parameter-offload", "auto")
 @dataclass(frozen=True)
 class Machine:
     """The machine in question: an accelerator by name (`cpu`: none), the bytes of both memories, and the bytes per second of
-    its disk."""
+    its disk; and what is between pods."""
 
     accelerator: Accelerator
     device_bytes: int | None
     host_bytes: int | None
     disk_bytes_per_s: int | None = None
+    network: Network | None = None
 
     def limits(self, device_memory: int | None, scratch_disk: int = 0, processes: int = 1) -> MemoryLimits:
         """The bytes that the plan of one of so many processes may use: without those of Python, torch and the driver."""
@@ -85,6 +88,11 @@ class Machine:
 )
 @click.option("--pods", type=click.IntRange(min=1), default=1, show_default=True, help="Pods of the gang.")
 @click.option(
+    "--network",
+    metavar="RATE",
+    help="Between pods, each way: 400Gbit, 25Gi (bytes per second), or a class such as infiniband-ndr.  [default: ethernet-25]",
+)
+@click.option(
     "--claims",
     default="claims",
     show_default=True,
@@ -100,6 +108,7 @@ def plan(
     host: str | None,
     disk: str | None,
     pods: int,
+    network: str | None,
     claims: Path,
     longest: bool,
     as_json: bool,
@@ -107,7 +116,7 @@ def plan(
     from busbar.workloads.training.errors import TrainingError
 
     try:
-        answers = answers_for(job, machine_of(gpu, hbm, host, disk), pods, claims, longest=longest)
+        answers = answers_for(job, machine_of(gpu, hbm, host, disk, network), pods, claims, longest=longest)
     except TrainingError as problem:
         click.echo(f"error: {problem}", err=True)
         sys.exit(2)
@@ -161,6 +170,7 @@ def answer_for(
     from busbar.scheduler.fit import unknown_patterns
     from busbar.scheduler.fit.speed import hiding_tokens
     from busbar.workloads.training.division import divide, divide_sequence
+    from busbar.workloads.training.gang_plan import GangMachine, network_json
     from busbar.workloads.training.longest import longest_sequences
     from busbar.workloads.training.plan import COPIES
     from busbar.workloads.training.sizing import batch_shape
@@ -182,7 +192,17 @@ def answer_for(
 
     demand = needed(batch)
     limits = machine.limits(spec.device_memory_bytes, spec.scratch_disk_bytes, spec.processes)
-    modes = {mode: _mode(mode, shape, batch, demand, limits, machine) for mode in MODES}
+    gang = (
+        None
+        if processes == 1
+        else GangMachine(
+            machine.accelerator,
+            machine.network if pods > 1 else None,
+            spec.processes,
+            machine.disk_bytes_per_s,
+        )
+    )
+    modes = {mode: _mode(mode, shape, batch, demand, limits, machine, division, gang) for mode in MODES}
     answer: dict[str, Any] = {
         "parameters": shape.parameters,
         "trainableParameters": _trainable(shape, spec),
@@ -193,6 +213,7 @@ def answer_for(
         "pods": pods,
         "processesPerPod": spec.processes,
         "sharding": spec.sharding,
+        "network": network_json(machine.network if pods > 1 else None),
         "memoryParity": parity,
         "processesPerSequence": spec.sequence,
         "deviceBytes": limits.device_bytes,
@@ -253,10 +274,17 @@ def _choices(spec: EngineSpec, shape: ModelShape, batch: BatchShape, demand: Dem
     }
 
 
-def machine_of(gpu: str, hbm: str | None = None, host: str | None = None, disk: str | None = None) -> Machine:
+def machine_of(
+    gpu: str,
+    hbm: str | None = None,
+    host: str | None = None,
+    disk: str | None = None,
+    network: str | None = None,
+) -> Machine:
     """Memory that is not stated is the data sheet's; of a CPU, and of the host, it is not known. Raises InvalidJob."""
     from busbar.scheduler.fit import DATA_SHEETS, accelerator
     from busbar.workloads.training.errors import InvalidJob
+    from busbar.workloads.training.gang_plan import network_of
 
     found = accelerator(gpu)
     if found is None:
@@ -267,6 +295,7 @@ def machine_of(gpu: str, hbm: str | None = None, host: str | None = None, disk: 
         _bytes("--hbm", hbm) if hbm else on_data_sheet,
         _bytes("--host", host) if host else None,
         _bytes("--disk", disk) if disk else None,
+        network_of(network),
     )
 
 
@@ -380,9 +409,15 @@ def _grain(parameters: int) -> int:
 
 
 def _mode(
-    mode: str, shape: ModelShape, batch: BatchShape, demand: Demand, limits: MemoryLimits, machine: Machine
+    mode: str,
+    shape: ModelShape,
+    batch: BatchShape,
+    demand: Demand,
+    limits: MemoryLimits,
+    machine: Machine,
+    division: Division,
+    gang: GangMachine | None,
 ) -> dict[str, Any]:
-    from busbar.scheduler.fit.speed import step_seconds
     from busbar.workloads.training.choice import closest, make_plan
     from busbar.workloads.training.errors import InfeasiblePlan, InvalidJob
     from busbar.workloads.training.plan import own_checkpoint_bytes, too_slow
@@ -398,26 +433,43 @@ def _mode(
     if on_disk is not None and (hopeless := too_slow(made, on_disk)) is not None:
         return {"fits": False, "plan": made.to_json(), "why": hopeless.why, "fixes": list(hopeless.fixes)}
     used = replace(batch, activations=made.activations)
-    seconds = step_seconds(
-        shape,
-        used,
-        made.mode,
-        machine.accelerator,
-        demand.ranks,
-        share=made.offloaded_fraction,
-        slots=made.slots,
-        gated=made.gated,
-    )
+    step = _step(shape, used, made, demand, machine, division, gang)
     whole = -(-own_checkpoint_bytes(demand) // made.snapshot_block_bytes)
     return {
         "fits": True,
         "plan": made.to_json(),
-        "secondsPerStep": seconds,
-        "tokensPerSecond": batch.tokens / seconds,
+        **step,
+        "tokensPerSecond": batch.tokens / step["secondsPerStep"],
         "checkpointBlocks": made.snapshot_blocks < whole,
         "diskSecondsPerStep": on_disk,
         "checkpointSeconds": machine.disk_seconds(made.checkpoint_bytes),
     }
+
+
+def _step(
+    shape: ModelShape,
+    batch: BatchShape,
+    made: MemoryPlan,
+    demand: Demand,
+    machine: Machine,
+    division: Division,
+    gang: GangMachine | None,
+) -> dict[str, Any]:
+    from busbar.scheduler.fit.speed import step_seconds
+    from busbar.workloads.training.gang_plan import step_of_gang
+
+    if gang is not None:
+        return step_of_gang(gang, shape, batch, made, demand, division)
+    seconds = step_seconds(
+        shape,
+        batch,
+        made.mode,
+        machine.accelerator,
+        share=made.offloaded_fraction,
+        slots=made.slots,
+        gated=made.gated,
+    )
+    return {"secondsPerStep": seconds}
 
 
 def as_text(answer: Mapping[str, Any]) -> str:
@@ -464,6 +516,7 @@ def as_text(answer: Mapping[str, Any]) -> str:
 
 def _gang(answer: Mapping[str, Any]) -> list[str]:
     """Whose memory it is, where several processes share the run."""
+    from busbar.workloads.training.gang_plan import exchange_as_text
     from busbar.workloads.training.plan import DIVIDED
 
     rows = []
@@ -471,10 +524,8 @@ def _gang(answer: Mapping[str, Any]) -> list[str]:
     if processes > 1:
         each = f" with {answer['processesPerPod']} processes each" if answer["processesPerPod"] > 1 else ""
         which = f"{answer['pods']} pod{'s' if answer['pods'] > 1 else ''}{each}"
-        rows.append(
-            f"Memory is that of one process of {which}: they divide {DIVIDED[answer['sharding']]}. The time of their exchange is "
-            "not in the prediction."
-        )
+        rows.append(f"Memory is that of one process of {which}: they divide {DIVIDED[answer['sharding']]}.")
+        rows += exchange_as_text(answer)
     if answer["processesPerSequence"] > 1:
         rows.append(
             f"{answer['processesPerSequence']} processes share each sequence, and activations are those of their part."
