@@ -18,6 +18,7 @@ from tests.training.test_bit_equality import CPU, plan_for
 from busbar.scheduler.fit.exchange import Link, Links
 from busbar.workloads.machine.direct_file import DirectFile
 from busbar.workloads.training import probe
+from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.control import Control
 from busbar.workloads.training.division import Division, divide
 from busbar.workloads.training.environment import run_from_manifest
@@ -168,6 +169,30 @@ def test_what_is_around_the_blocks_counts_where_nothing_of_it_is_trained() -> No
     inner = tuple(group for group in DEMAND.groups if group.is_block)
     found = predict(*laid_out("resident", groups=inner), FAST, micro_batches(1))
     assert found.compute_s == pytest.approx(3 * 3 + 1.5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_without_a_backward_pass_a_step_is_two_forward_passes(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = parse_engine(
+        engine(mode="resident", dtype=dtype, optimizer={"name": "ZerothOrder", "learningRate": 1e-6})
+    )
+    plain = open_model(spec, None, VOCABULARY, 0)
+    demand = measure_demand(plain, spec, CPU)
+    plan = make_plan(demand, MemoryLimits(None, None, True), "resident")
+    monkeypatch.setattr(probe, "_now", lambda device: Clocked.now)
+    found = probe.measure(spec, Clocked(plain.config, None, plain.dtype, 0), demand, plan, CPU, tmp_path)
+    made = predict(plan, demand, found, micro_batches(2))
+    assert made.compute_s == pytest.approx(2 * 2 * (LLAMA["num_hidden_layers"] * 1 + 4))
+
+
+def test_a_zeroth_order_run_says_what_it_predicted(tmp_path: Path) -> None:
+    timing = start(tmp_path, mode="resident", optimizer={"name": "ZerothOrder", "learningRate": 1e-6})[0][
+        "timing"
+    ]
+    assert timing["predicted"]["step"] > 0
+    assert timing["ratio"] > 0
 
 
 def test_what_was_measured_is_kept_for_the_same_machine_and_model(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ NO_EXCHANGES = Exchanges(0.0, 0.0, 0.0)
 class PassTimes:
     """Seconds of one micro-batch and of one update."""
 
-    forward_s: float
+    forward_s: float  # without a backward pass, of both points
     backward_s: float
     update_s: float
     parameters: int  # that are updated

@@ -35,6 +35,7 @@ from busbar.workloads.training.prediction import PassTimes, Probe
 from busbar.workloads.training.settings import BLOCKING, EngineSpec
 from busbar.workloads.training.state_file import WRITERS
 from busbar.workloads.training.trainer import Trainer
+from busbar.workloads.training.zeroth_order import Perturbation, ZerothOrder
 
 ENOUGH_S = 0.7  # of repetitions of one measurement
 MOST_TIMES = 7
@@ -128,6 +129,7 @@ def key_of(
         plan.chunk_parameters,
         plan.sharding,
         spec.order,
+        spec.optimizer.name,
         list(peers),
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
@@ -168,7 +170,7 @@ def _times(
     small = replace(
         laid,
         chunk_parameters=plan.chunk_parameters,  # as large as in the run: what a chunk costs counts
-        device={**laid.device, "staging": plan.device["staging"]},
+        device={**laid.device, **{name: plan.device[name] for name in ("staging",) if name in plan.device}},
         host={**laid.host, "checkpoint": buffers},
         snapshot_blocks=MIN_BLOCKS,
     )
@@ -194,11 +196,15 @@ def _pass_times(trainer: Trainer, device: torch.device) -> PassTimes:
     began = 0.0
     while len(found) < 2 or (len(found) <= MOST_TIMES and time.monotonic() - began < ENOUGH_S):
         times = [_now(device)]
-        loss = trainer.loss(tokens, tokens, lambda mean: mean)
-        times.append(_now(device))
-        loss.backward()  # type: ignore[no-untyped-call]
-        del loss
-        times.append(_now(device))
+        if trainer.perturbation is not None:
+            _two_points(trainer, trainer.perturbation, tokens)
+            times += [_now(device)] * 2
+        else:
+            loss = trainer.loss(tokens, tokens, lambda mean: mean)
+            times.append(_now(device))
+            loss.backward()  # type: ignore[no-untyped-call]
+            del loss
+            times.append(_now(device))
         trainer.optimizer.step(0.0)
         trainer.drain()
         times.append(_now(device))
@@ -206,6 +212,18 @@ def _pass_times(trainer: Trainer, device: torch.device) -> PassTimes:
         found.append((times[1] - times[0], times[2] - times[1], times[3] - times[2]))
     forward, backward, update = (statistics.median(each) for each in zip(*found[1:], strict=True))
     return PassTimes(forward, backward, update, sum(flat.length for flat in trainer.groups))
+
+
+def _two_points(trainer: Trainer, perturbation: Perturbation, tokens: torch.Tensor) -> None:
+    """The passes of a micro-batch where there is no backward pass."""
+    assert isinstance(trainer.optimizer, ZerothOrder)
+    direction, distance = trainer.optimizer.direction(0), trainer.spec.optimizer.perturbation
+    found = []
+    trainer.model.eval()
+    for signed in (distance, -distance):
+        with torch.no_grad(), perturbation.along(direction, signed):
+            found.append(trainer.loss(tokens, tokens, lambda mean: mean))
+    trainer.optimizer.compare(0, *found)
 
 
 def _now(device: torch.device) -> float:

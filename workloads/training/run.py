@@ -355,11 +355,11 @@ class Session:
         return self.places.scratch or self.places.checkpoints
 
     def _predict(self, recipe: ModelRecipe, plan: MemoryPlan, together: Together) -> None:
-        """Say how long a step and a checkpoint will take; with the weights on the host or without a backward pass, nothing is
-        predicted. On a CPU it is not asked: what the small models leave in the heap is in no phase of the plan, and two of
-        six runs under its limits failed by it."""
+        """Say how long a step and a checkpoint will take; with the weights on the host nothing is predicted. On a CPU it is not
+        asked: what the small models leave in the heap is in no phase of the plan, and two of six runs under its limits
+        failed by it."""
         asked = self.device.type != "cpu" if self.run.predicts is None else self.run.predicts
-        if not asked or plan.weight_slots or self.demand.zeroth_order:
+        if not asked or plan.weight_slots:
             return
         self._phase("Preparing", "measuring the machine")
         from busbar.workloads.training.division import divide
