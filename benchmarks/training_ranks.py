@@ -13,6 +13,12 @@ The engine alone, on an emulated link: an exchange of gradients or weights is do
 need at a rate at which all of a step's take --share of the seconds that the step takes without the link. Beside the two ways
 stands what no order of the same work can be below: the longer of both times, and those exchanges of the first group that
 nothing runs beside: its weights come first, and its gradients last.
+
+    python benchmarks/training_ranks.py --predict --output benchmarks/results/training_ranks_predicted.json
+
+Predicted beside measured seconds per step, of 2 and 4 ranks, for each value of `parallelism.sharding`, without a link and with
+one emulated at two rates. In each round the engine's own probe measures the machine and the link, and then steps are taken,
+so both meet the same load; reported are medians over the rounds, that of the ratio of each round too, whose bar is 15 %.
 """
 
 from __future__ import annotations
@@ -20,8 +26,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +43,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.gang_here import run_gang
 from benchmarks.result import circumstances, publish
 
+from busbar.scheduler.fit.exchange import Links
+from busbar.workloads.training import gang_probe, probe
 from busbar.workloads.training.choice import make_plan
+from busbar.workloads.training.division import divide
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.model import measure_demand, open_model
 from busbar.workloads.training.packing import Packed
 from busbar.workloads.training.plan import MemoryLimits
+from busbar.workloads.training.prediction import Prediction, Probe, predict
 from busbar.workloads.training.ranks import Gang, Pending
+from busbar.workloads.training.settings import GRADIENTS, OPTIMIZER, PARAMETERS
 from busbar.workloads.training.trainer import Trainer
 
 RANKS, CPU = 2, torch.device("cpu")
@@ -55,21 +68,24 @@ CONFIG = {
     "max_position_embeddings": LENGTH,
 }
 MODEL = CONFIG | {"vocab_size": VOCABULARY}
+SHARDINGS = (OPTIMIZER, GRADIENTS, PARAMETERS)
+LINKS = {"no link": float("inf"), "100 MB/s": 100e6, "30 MB/s": 30e6}
+WARM_UP, BAR = 3, 0.15
 AFTER, BESIDE = "between the passes", "beside them"
 Step = Callable[[int], float]  # of step n: the loss
 
 
-def spec(order: str) -> Any:
+def spec(order: str, micro_batch: int = SEQUENCES // RANKS, sharding: str = OPTIMIZER) -> Any:
     return parse_engine(
         {
             "model": {"config": dict(CONFIG)},
             "tokenizer": {"train": {"vocabSize": VOCABULARY}},
             "data": {"uri": "pvc://text", "sequenceLength": LENGTH},
             "steps": 1000,
-            "batch": {"sequences": SEQUENCES, "microBatch": SEQUENCES // RANKS},
+            "batch": {"sequences": SEQUENCES, "microBatch": micro_batch},
             "optimizer": {"learningRate": 1e-3, "schedule": "constant", "gradientClip": 1.0},
             "mode": "resident",
-            "parallelism": {"order": order},
+            "parallelism": {"order": order, "sharding": sharding},
         }
     )
 
@@ -115,8 +131,10 @@ class Linked:
         return _Paced(self._gang.start_all_gather(whole, own), over)
 
     def all_gather(self, whole: torch.Tensor, own: torch.Tensor) -> None:
-        """Of norms, which are few bytes."""
-        self._gang.all_gather(whole, own)
+        self.start_all_gather(whole, own).wait()
+
+    def reduce_scatter(self, own: torch.Tensor, whole: torch.Tensor) -> None:
+        self.start_reduce_scatter(own, whole).wait()
 
 
 class _Paced:
@@ -238,6 +256,85 @@ def measure(gang: Gang, rounds: int, steps: int) -> dict[str, Any]:
     }
 
 
+class Predicted:
+    """The engine on one rank with one value of `parallelism.sharding`, behind an emulated link."""
+
+    def __init__(self, gang: Gang, sharding: str) -> None:
+        self._link: Any = Linked(gang)
+        self._spec = spec("fast", SEQUENCES // 4, sharding)
+        self._recipe = open_model(self._spec, None, VOCABULARY, 0)
+        self._demand = measure_demand(self._recipe, self._spec, CPU, gang.size)
+        self._plan = make_plan(self._demand, MemoryLimits(None, None, True), "resident")
+        batch = self._spec.batch
+        self._division = divide(batch.sequences, batch.micro_batch, gang.size, "fast")
+        self._trainer = Trainer(self._spec, self._recipe, self._plan, CPU, ranks=self._link)
+        self._data = packed()
+        for _ in range(WARM_UP):
+            self._trainer.step(self._data)
+
+    def measure(self, steps: int) -> dict[str, tuple[Prediction, float]]:
+        """By link, the prediction and the median of the seconds of `steps` steps."""
+        self._link.bytes_per_s = float("inf")
+        with tempfile.TemporaryDirectory() as folder:
+            probed = gang_probe.together(
+                self._link, Path(folder) / "probe.json", "", lambda: self._own(Path(folder)), self._links
+            )
+        found = {}
+        for name, rate in LINKS.items():
+            self._trainer.drain()
+            self._link.bytes_per_s = rate
+            said = predict(self._plan, self._demand, replace(probed, links=self._links()), self._division)
+            self._trainer.step(self._data)
+            found[name] = said, statistics.median(self._seconds() for _ in range(steps))
+        return found
+
+    def _own(self, folder: Path) -> Probe:
+        return probe.measure(self._spec, self._recipe, self._demand, self._plan, CPU, folder)
+
+    def _links(self) -> Links:
+        largest = max(group.parameters for group in self._demand.groups)
+        return gang_probe.measure_links(self._link, CPU, largest, torch.float32, torch.float32, fixed=False)
+
+    def _seconds(self) -> float:
+        started = time.monotonic()
+        self._trainer.step(self._data)
+        return time.monotonic() - started
+
+
+def measure_predictions(gang: Gang, rounds: int, steps: int) -> dict[str, Any]:
+    """Predicted and measured seconds per step by sharding and link."""
+    found: dict[str, Any] = {}
+    engines = {sharding: Predicted(gang, sharding) for sharding in SHARDINGS}
+    for turn in range(rounds):
+        for sharding, engine in engines.items():
+            for name, (said, seconds) in engine.measure(steps).items():
+                row = found.setdefault(f"{sharding}, {name}", {"rounds": [], "sentBytes": said.sent_bytes})
+                slowest = max(gang.gather(seconds))
+                row["rounds"].append([said.step_s, slowest, said.exposed_s])
+            if gang.rank == 0:
+                sys.stderr.write(f"\r{gang.size} ranks, round {turn + 1} of {rounds}: {sharding:<20}")
+                sys.stderr.flush()
+    return found
+
+
+def rows_of(rank: dict[str, Any]) -> dict[str, Any]:
+    """What one rank of a gang has found: medians over the rounds, and whether their ratio is within the bar."""
+    rows = {}
+    for name, found in rank.items():
+        predicted, measured, exposed = zip(*found["rounds"], strict=True)
+        ratios = [one / other for one, other in zip(predicted, measured, strict=True)]
+        rows[name] = {
+            "predictedSeconds": statistics.median(predicted),
+            "measuredSeconds": statistics.median(measured),
+            "exposedSeconds": statistics.median(exposed),
+            "sentBytes": found["sentBytes"],
+            "ratio": round(statistics.median(ratios), 3),
+            "ratioOfEachRound": [round(each, 3) for each in ratios],
+            "within": abs(statistics.median(ratios) - 1) <= BAR,
+        }
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
@@ -245,7 +342,19 @@ def main() -> None:
     parser.add_argument("--link", action="store_true", help="the engine on an emulated link")
     parser.add_argument("--share", type=float, default=0.4, help="of a step, that its exchanges take")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--predict", action="store_true", help="predicted beside measured seconds")
     given = parser.parse_args()
+    if given.predict:
+        ranks = {
+            str(size): rows_of(run_gang(size, measure_predictions, given.rounds, given.steps)[0])
+            for size in (2, 4)
+        }
+        every = [row for rows in ranks.values() for row in rows.values()]
+        within = f"{sum(row['within'] for row in every)} of {len(every)}"
+        publish(
+            {**circumstances(), "model": MODEL, "bar": BAR, "within": within, "ranks": ranks}, given.output
+        )
+        return
     if given.link:
         found = run_gang(RANKS, measure_link, given.rounds, given.steps, given.share)
         after, beside = (max(each["secondsPerStep"][way] for each in found) for way in (AFTER, BESIDE))
