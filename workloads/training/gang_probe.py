@@ -28,7 +28,8 @@ MOST_BYTES = 16 * 2**20
 """Of a group, whole, that is exchanged to measure."""
 LESS = 16
 """So many times less is exchanged as well, which tells what an exchange costs whatever its size."""
-TIMES = 5
+TIMES = 3
+"""Of which the median counts."""
 WORK_SIZE = 256
 """Rows and columns of the matrices that are multiplied beside an exchange."""
 MOST_PRODUCTS = 10_000
@@ -98,6 +99,9 @@ def measure_links(
     sums = _Exchange(ranks, device, elements, gradients, summed)
     gathers = _Exchange(ranks, device, elements, weights, gathered)
     every = ranks.gather(Links(sums.link(), gathers.link(), sums.busy()))
+    del sums, gathers
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     return Links(
         _slowest([each.gradients for each in every]),
         _slowest([each.weights for each in every]),
@@ -125,19 +129,21 @@ class _Exchange:
         self._each = max(LESS, -(-most // ranks.size))  # elements of a rank's part
         self._whole = torch.zeros(self._each * ranks.size, dtype=dtype, device=device)
         self._own = torch.zeros(self._each, dtype=dtype, device=device)
+        self._alone_s = 0.0  # of the whole buffer, when it was measured
 
     def link(self) -> Link:
         little, much = self._each // LESS, self._each
         few, many = self._sent(little), self._sent(much)
-        short, long = self._seconds(little), self._seconds(much)
+        short, self._alone_s = self._seconds(little), self._seconds(much)
+        long = self._alone_s
         rate = (many - few) / max(long - short, 1e-9)
         if short >= long:  # noise: as if all of it were bytes
             return Link(0.0, many / max(long, 1e-9))
         return Link(max(0.0, short - few / rate), rate)
 
     def busy(self) -> float:
-        """Part of its seconds that a device which computes meanwhile is held up."""
-        alone = self._seconds(self._each)
+        """Part of its seconds that a device which computes meanwhile is held up; after `link`."""
+        alone = self._alone_s
         self._products(1)  # which warms up
         count = min(MOST_PRODUCTS, max(1, round(1.5 * alone / max(self._products(4) / 4, 1e-6))))
         lost = []
