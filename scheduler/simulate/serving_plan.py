@@ -11,9 +11,11 @@ from ..autoscale.mix import Limits
 from ..autoscale.step_model import Slo
 from ..errors import ServingModelError
 from ..fit.model import ModelShape
-from .serving_engine import Policy, ServingResult, ServingSettings, run
+from .serving_cluster import ServingSettings
+from .serving_engine import Policy, run
 from .serving_policies import HPA_MOST, Bounds, Hpa, Ours, Static, bounds, rated_in_flight, static_replicas
 from .serving_pools import Pool, columns_of, step_models
+from .serving_result import ServingResult
 from .serving_trace import Buckets, ServingTrace, rates_by_minute
 
 Progress = Callable[[str, float, float], None]

@@ -53,7 +53,7 @@ class TrainingFigures:
 
 
 class SharedCluster(ClusterEngine):
-    """The cluster, from time 0 on; `serving_engine.Places` of the service."""
+    """The cluster, from time 0 on; `serving_cluster.Places` of the service."""
 
     def __init__(
         self,

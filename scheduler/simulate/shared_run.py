@@ -14,9 +14,11 @@ from ..fit.accelerators import accelerator
 from ..fit.model import ModelShape
 from ..model.plans import Policy as PlannerPolicy
 from .engine import SETTLE_S, Settings
-from .serving_engine import Policy, ServingResult, ServingSettings, run
+from .serving_cluster import ServingSettings
+from .serving_engine import Policy, run
 from .serving_policies import HPA_MOST, Hpa, Ours, Static, bounds, rated_in_flight, static_replicas
 from .serving_pools import Pool, columns_of, step_models
+from .serving_result import ServingResult
 from .serving_trace import Buckets, ServingTrace, rates_by_minute
 from .shared_cluster import SharedCluster, TrainingFigures
 from .trace import Trace, TraceCluster

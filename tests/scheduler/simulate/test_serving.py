@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from busbar.scheduler.autoscale.mix import Limits
 from busbar.scheduler.autoscale.step_model import Slo
 from busbar.scheduler.errors import ServingModelError, TraceError
+from busbar.scheduler.simulate.serving_cluster import ServingSettings
 from busbar.scheduler.simulate.serving_command import plan_capacity
-from busbar.scheduler.simulate.serving_engine import ServingSettings, run
+from busbar.scheduler.simulate.serving_engine import run
 from busbar.scheduler.simulate.serving_plan import Plan, Question, answer
 from busbar.scheduler.simulate.serving_policies import Static, best_single, bounds, static_replicas
 from busbar.scheduler.simulate.serving_pools import LLAMA_8B, columns_of, parse_pools, parse_slo, step_models

@@ -1,0 +1,60 @@
+"""What one policy made of a load: requests within the target, cost, replicas, decisions."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class ServingResult:
+    """One policy on one trace."""
+
+    policy: str
+    requests: int = 0
+    within: int = 0
+    late_ttft: int = 0
+    late_tpot: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+    asleep_cost: float = 0.0
+    """The part of it for replicas that slept (`ServingSettings.warm`)."""
+    hours: float = 0.0
+    replica_hours: dict[str, float] = field(default_factory=dict)
+    peak: Counter[str] = field(default_factory=Counter)
+    peak_watts: float = 0.0
+    causes: Counter[str] = field(default_factory=Counter)
+    ttft_s: array[float] = field(default_factory=lambda: array("f"))
+    calibration: float | None = None
+
+    @property
+    def attainment(self) -> float:
+        return self.within / self.requests if self.requests else 1.0
+
+    @property
+    def cost_per_h(self) -> float:
+        return self.cost / self.hours if self.hours else 0.0
+
+    def to_json(self) -> dict[str, object]:
+        """Numbers for people and programs."""
+        order = sorted(self.ttft_s)
+        million = self.output_tokens / 1e6
+        return {
+            "policy": self.policy,
+            "requests": self.requests,
+            "attainment": round(self.attainment, 5),
+            "late_ttft": self.late_ttft,
+            "late_tpot": self.late_tpot,
+            "ttft_p50_s": round(order[len(order) // 2], 3) if order else None,
+            "ttft_p99_s": round(order[int(0.99 * (len(order) - 1))], 3) if order else None,
+            "cost_per_h": round(self.cost_per_h, 3),
+            "cost_asleep_per_h": round(self.asleep_cost / self.hours, 3) if self.hours else 0.0,
+            "cost_per_million_output_tokens": round(self.cost / million, 3) if million else None,
+            "replica_hours": {key: round(value, 2) for key, value in sorted(self.replica_hours.items())},
+            "peak_replicas": dict(sorted(self.peak.items())),
+            "peak_watts": round(self.peak_watts),
+            "decisions": dict(sorted(self.causes.items())),
+            "decisions_per_h": round(sum(self.causes.values()) / self.hours, 2) if self.hours else None,
+            "forecast_calibration": None if self.calibration is None else round(self.calibration, 4),
+        }
