@@ -413,7 +413,8 @@ def _external(state: _State, seen: Seen, fleet: Fleet, rate: float, desired: int
 def _give_up_where_nothing_is_placed(
     state: _State, seen: Seen, fleet: Fleet, target: dict[str, int], running: Mapping[str, int]
 ) -> None:
-    """A pool that has not placed a replica for `PATIENCE_S` is asked no more for a while, if there is another one."""
+    """A pool that has not placed a replica for `PATIENCE_S` is asked no more for a while, if there is another one; one without
+    room for it loses it at once, and is asked again when it has room."""
     names = [pool.metadata.name for pool in seen.pools]
     for name in [column.key for column in fleet.columns]:
         if target.get(name, 0) <= running.get(name, 0):
@@ -421,14 +422,23 @@ def _give_up_where_nothing_is_placed(
             continue
         since = state.waiting_since.setdefault(name, seen.now_s)
         others = [n for n in names if n != name and state.blocked_until.get(n, 0.0) <= seen.now_s]
-        if seen.now_s - since < PATIENCE_S or not others:
+        is_full = not _has_room(seen, name, running) and any(_has_room(seen, n, target) for n in others)
+        if not others or not (is_full or seen.now_s - since >= PATIENCE_S):
             continue
-        state.blocked_until[name] = seen.now_s + BLOCKED_S
+        text = f"Pool {name} has no room for the replicas that it lacks; other pools are asked."
+        if not is_full:
+            state.blocked_until[name] = seen.now_s + BLOCKED_S
+            text = f"Pool {name} placed no replica for {PATIENCE_S:.0f} s; other pools are asked."
         target[name] = running.get(name, 0)
         del state.waiting_since[name]
         state.columns_at_s = 0.0  # the limits, and where no pool with a speed is left, the others
-        text = f"Pool {name} placed no replica for {PATIENCE_S:.0f} s; other pools are asked."
         state.change = Change(ScalingCause.NO_ROOM, text)
+
+
+def _has_room(seen: Seen, pool: str, replicas: Mapping[str, int]) -> bool:
+    """Whether the nodes that are there hold more than these replicas; they do not where one has failed, or others took it."""
+    room = seen.room.stock.get(pool) if seen.room is not None else None
+    return room is None or room > replicas.get(pool, 0)
 
 
 def _within_bounds(state: _State, fleet: Fleet, target: dict[str, int]) -> None:

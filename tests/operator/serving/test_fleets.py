@@ -489,6 +489,25 @@ def test_a_pool_that_places_nothing_is_given_up_for_another_after_half_a_minute(
     assert (plan.target["l4"] >= 2, plan.target.get("t4", 0)) == (True, 0)
 
 
+def test_replicas_of_a_node_that_failed_are_asked_for_elsewhere_at_once_and_only_if_there_is_room() -> None:
+    lines = [line("L4"), line("T4")]
+    for room, elsewhere in (({"l4": 9, "t4": 1}, True), ({"l4": 0, "t4": 1}, False)):
+        world = one(
+            pools=(kind("l4", 4.0), kind("t4", 1.0)), lines=lines, room=ServiceRoom({"l4": 0, "t4": 9})
+        )
+        rate = each(world)
+        begun = world.run(120, 2.9 * rate).target or {}
+        assert (begun["t4"] >= 2, begun.get("l4", 0)) == (True, 1)
+        for rank in [rank for rank, (pod, _) in world.pods.items() if pod.pool == "t4"][1:]:
+            del world.pods[rank]  # given up with their node
+        world.full, world.room = {"t4"}, ServiceRoom(room)
+        plan = world.run(3, 2.9 * rate)
+        assert plan.target is not None
+        assert (plan.target.get("l4", 0) >= 2) == elsewhere
+        assert (plan.target["t4"] == 1) == elsewhere
+        assert plan.change is not None
+
+
 def test_a_replica_in_a_pool_without_a_speed_counts_as_the_slowest_and_the_message_names_the_type() -> None:
     world = one(pools=(kind("l4", 1.0), kind("a100", 9.0)))
     world.start("a100", 0)
