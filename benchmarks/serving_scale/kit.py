@@ -1,6 +1,6 @@
 """Rows of serving across GPU types: scaling on public loads, the mix solver, a published allocation, the step model.
 
-    python -m benchmarks.serving_scale.kit azure servegen_2 servegen_9 servegen_180_2 servegen_180_9 steps solver melange step_model --data DIR
+    python -m benchmarks.serving_scale.kit azure servegen_2 servegen_9 servegen_180_2 servegen_180_9 steps failures solver melange step_model --data DIR
     python -m benchmarks.serving_scale.kit servegen_180_2_busiest servegen_180_9_busiest --data DIR
     python -m benchmarks.serving_scale.kit shared_12 shared_12_elastic shared_16_elastic --data DIR
 
@@ -33,6 +33,7 @@ from busbar.operator.serving.fleet_input import EFFORT
 from busbar.scheduler.autoscale.mix import Column, Effort, Limits, Switching, best_single_type, cheapest
 from busbar.scheduler.autoscale.step_model import Bucket, Slo, StepModel, max_rate
 from busbar.scheduler.fit import accelerator
+from busbar.scheduler.simulate.serving_failures import Failures
 from busbar.scheduler.simulate.serving_plan import Plan, Question, answer
 from busbar.scheduler.simulate.serving_pools import LLAMA_8B, parse_pools
 from busbar.scheduler.simulate.serving_replica import Replica, Request
@@ -48,16 +49,27 @@ SECONDS = EFFORT.seconds or 0.0
 
 
 def _plan(
-    trace: ServingTrace, start_s: float, sleeping: int = 0, policies: tuple[str, ...] = (), warm: int = 0
+    trace: ServingTrace,
+    start_s: float,
+    sleeping: int = 0,
+    policies: tuple[str, ...] = (),
+    warm: int = 0,
+    pools: str = POOLS,
+    failures: Failures | None = None,
+    zones: int = 0,
+    least: int = 1,
 ) -> Plan:
     question = Question(
-        parse_pools(POOLS),
+        parse_pools(pools),
         SLO,
         LLAMA_8B,
         start_s=start_s,
         sleeping=sleeping,
         warm=warm,
         policies=policies or ("busbar", "hpa", "static"),
+        failures=failures or Failures(),
+        min_replicas=least,
+        min_zones=zones,
     )
 
     def progress(name: str, done: float, total: float) -> None:
@@ -142,6 +154,52 @@ def _busiest(trace: ServingTrace, hours: int) -> ServingTrace:
         3600.0 * hours,
         (*((moment - begin_s, rate) for moment, rate in trace.earlier), *today),
     )
+
+
+NODE_MTBF_H = 2048 * 54 * 24 / 419
+"""The Llama 3 herd of models (arXiv:2407.21783, table 5): 419 unplanned interruptions in 54 days on 2,048 nodes of 8 H100."""
+ZONES = "L4:a=8@0.70,L4:b=8@0.70,A10G:a=8@1.01,A10G:b=8@1.01,A100:a=16@3.67,A100:b=16@3.67,H100:a=8@7.516,H100:b=8@7.516"
+
+
+def failing(data: Path) -> list[Row]:
+    """ServeGen's day 2 with failures of nodes: at the published rate, at one so high that a day has some, and with replicas in
+    two zones. What one failure costs scales the second to the first."""
+    trace = servegen(data / "servegen/m-small", 2, 60)
+    bars = {"attainment": 0.99, "cost_over_static": 0.65, "cost_over_bound": 1.5}
+    rows = []
+    for name, hours, pools, zones in (
+        (f"node MTBF {NODE_MTBF_H:.0f} h", NODE_MTBF_H, POOLS, 0),
+        ("node MTBF 6 h, repaired in 1 h", 6.0, POOLS, 0),
+        ("node MTBF 6 h, two of each node, at least 2 replicas", 6.0, ZONES, 0),
+        ("the same in two zones", 6.0, ZONES, 2),
+    ):
+        failures = Failures(node_mtbf_s=3600 * hours, repair_s=3600.0)
+        least = 2 if pools is ZONES else 1
+        found = _plan(
+            trace, 60, policies=("busbar",), pools=pools, failures=failures, zones=zones, least=least
+        )
+        row = _row(f"ServeGen m-small day 2, 60 s start, {name}", found, **bars)
+        rows.append(_with_failures(row, found, hours))
+    return rows
+
+
+def _with_failures(row: Row, found: Plan, hours: float) -> Row:
+    """What failed, and what is late at the published rate by what one failure cost here."""
+    [ours], [calm] = found.results, found.undisturbed
+    told = ours.told
+    late = (calm.attainment - ours.attainment) * ours.requests
+    at_rate = calm.attainment - late / ours.requests * hours / NODE_MTBF_H
+    row["measured"] |= {
+        "attainment_without_failures": round(calm.attainment, 5),
+        "node_failures": told.node_failures,
+        "replicas_lost": told.lost_replicas,
+        "requests_resumed": told.resumed,
+        "requests_retried": told.retried,
+        "late_per_lost_replica": round(late / told.lost_replicas, 1) if told.lost_replicas else None,
+        "attainment_at_the_published_rate": round(at_rate, 5),
+        "cost_per_h": round(ours.cost_per_h, 3),
+    }
+    return row
 
 
 def stepped(data: Path) -> list[Row]:
@@ -389,6 +447,7 @@ CASES: dict[str, Callable[[Path], list[Row]]] = {
     "servegen_180_9": servegen_day(9, 180, attainment=0.97, cost_over_static=0.72),
     "servegen_180_2_busiest": servegen_hours(2, 8, 180, attainment=0.97, cost_over_static=0.72),
     "servegen_180_9_busiest": servegen_hours(9, 8, 180, attainment=0.97, cost_over_static=0.72),
+    "failures": failing,
     "steps": stepped,
     "solver": solver,
     "shared_12": shared.case(3, 4, may_shrink=False),

@@ -88,6 +88,11 @@ class Bucket:
                 raise ServingModelError(f"a bucket has {value:g} {name} tokens; it needs at least one")
 
 
+def kv_token_bytes(model: ModelShape) -> int:
+    """Keys and values of one token of context."""
+    return 2 * model.layers * model.kv_heads * model.head_dim * WEIGHT_BYTES
+
+
 @dataclass(frozen=True, slots=True)
 class StepModel:
     """One (model, accelerator, mode): seconds of a step, and the tokens of context that fit."""
@@ -123,7 +128,7 @@ class StepModel:
         """
         bandwidth = device.memory_gb_per_s * 1e9 * MEMORY_REACHED * accelerators
         flops = device.tflops * 1e12 * device.utilisation * accelerators
-        kv_bytes = 2 * model.layers * model.kv_heads * model.head_dim * WEIGHT_BYTES
+        kv_bytes = kv_token_bytes(model)
         weights = model.parameters * WEIGHT_BYTES
         used = (device.memory_mib * MEMORY_USED / 1024 - RUNTIME_GIB) * 2**30 * accelerators
         if used - weights < kv_bytes:

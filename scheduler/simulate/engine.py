@@ -119,6 +119,11 @@ def simulate(
     return engine.run(name or policy.objective.value)
 
 
+def node_name(kind: str, number: int) -> str:
+    """Of a type's nodes, which are numbered from 0 on."""
+    return f"{kind}-{number:05d}"
+
+
 _ARRIVE, _END, _FAIL, _BACK, _PLAN, _PHASE = range(6)
 _changed = copier(Job)
 
@@ -172,7 +177,7 @@ class ClusterEngine:
             for kind in sorted(self.cluster.nodes)
         )
         nodes = tuple(
-            Node(f"{kind}-{i:05d}", kind, Resources(1000 * self.cluster.per_node(kind)))
+            Node(node_name(kind, i), kind, Resources(1000 * self.cluster.per_node(kind)))
             for kind in sorted(self.cluster.nodes)
             for i in range(self.cluster.nodes[kind])
         )

@@ -1,26 +1,34 @@
-"""The replicas of a simulated service: they start, serve, drain, sleep and leave, and requests are routed over them.
+"""The replicas of a simulated service: they start, serve, drain, sleep, fail and leave, and requests are routed over them.
 
-A new replica is ready after the start time (or the wake time, while replicas sleep); a surplus one takes no more requests
-and leaves when its last has ended. The gateway splits each bucket over the columns by the shares for what is ready,
-recomputed when that changes (`autoscale.shares`, which the real gateway runs, too), and takes the replica with the least
-work in the column; where prompts queue there, the shortest queue of any type that serves the bucket.
+A new replica is ready after the start time (or the wake time, while replicas sleep). A surplus one takes no more requests;
+those that it has not begun with go to others, its streams move there with their keys and values (`ServingSettings.moves`) or end
+where they are, and then it leaves. What fails and what is seen of it is in `serving_failures.py`: requests of a lost replica go
+on elsewhere, with the prompt and the tokens so far computed anew, and the target of before is filled up again.
+
+The gateway splits each bucket over the columns by the shares for what is ready, recomputed when that changes
+(`autoscale.shares`, which the real gateway runs, too), and takes the replica with the least work in the column; where prompts
+queue there, the shortest queue of any type that serves the bucket.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Protocol
 
 from ..autoscale.mix import Column, routing_shares, spread
 from ..autoscale.shares import PATIENCE, Turns
 from ..autoscale.step_model import Slo, StepModel
+from .serving_failures import Failures
 from .serving_replica import Replica, Request
 
 
 class Places(Protocol):
-    """Where replicas run, if not anywhere at once: a cluster that others use, too (`shared_cluster.py`)."""
+    """Where replicas run, if not anywhere at once: a cluster that others use, too (`shared_cluster.py`), or nodes that fail
+    (`serving_failures.py`)."""
 
     def ask(self, pool: str, now_s: float) -> str:
         """One more replica is wanted; returns its name."""
@@ -30,6 +38,26 @@ class Places(Protocol):
 
     def advance(self, now_s: float) -> list[tuple[str, float]]:
         """Replicas that have been placed since the last call, each with the time from which its place is free."""
+
+    def failed(self, now_s: float) -> Collection[str]:
+        """Placed replicas whose nodes are away."""
+
+    def stock(self) -> Mapping[str, int]:
+        """Accelerators by pool on the nodes that are there."""
+
+    @property
+    def node_failures(self) -> int:
+        """Until now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """How a replica that drains hands over its streams: one after the other, while they go on."""
+
+    kv_bytes: float
+    """Keys and values of one token."""
+    gb_per_s: float = 1.25
+    """10^9 bytes per second of the link between replicas (10 Gbit/s)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +74,51 @@ class ServingSettings:
     """At most so many surplus replicas sleep, each where it is, and wake before another one of their type starts: as
     `scaling.warm` of a ModelService does it. Nothing sleeps at first. They cost what they cost awake, and nobody takes
     their places."""
+    moves: Moves | None = None
+    """None: streams end on the replica that drains."""
+    failures: Failures = field(default_factory=Failures)
 
 
 @dataclass(slots=True)
 class Member:
+    """One replica and its life."""
+
     column: Column
     ready_s: float
     replica: Replica
     woken: bool
-    draining: bool = False
+    draining_s: float | None = None
+    """Since when it takes no more requests."""
+    moved_bytes: float = 0.0
+    """Of its streams, sent to others."""
     place: str = ""
     """Its name at `Places`."""
+    failed_s: float | None = None
+    """When its node failed."""
+    ends_s: float = math.inf
+    """When its process fails by itself."""
+
+
+@dataclass(slots=True)
+class Told:
+    """What failures and drains did, to requests that count."""
+
+    node_failures: int = 0
+    replica_failures: int = 0
+    lost_replicas: int = 0
+    """By nodes."""
+    resumed: int = 0
+    """Streams that went on elsewhere with everything computed anew."""
+    retried: int = 0
+    """Requests without a token that went to another replica after a failure."""
+    moved: int = 0
+    """Streams that a drain moved with their keys and values."""
 
 
 @dataclass(slots=True)
 class Cluster:
+    """All replicas, and the gateway's view of them."""
+
     columns: Sequence[Column]
     models: Mapping[str, StepModel]
     slo: Slo
@@ -71,57 +129,94 @@ class Cluster:
     turns: Turns = field(default_factory=Turns)
     held: list[Request] = field(default_factory=list)
     asleep: int = 0
-    dozing: Counter[str] = field(default_factory=Counter)
-    """Replicas that sleep where they are, by column (`ServingSettings.warm`)."""
+    dozing: list[tuple[Column, str]] = field(default_factory=list)
+    """Replicas that sleep where they are, with their places (`ServingSettings.warm`)."""
     places: Places | None = None
     """None: there is room for all."""
     unplaced: dict[str, Column] = field(default_factory=dict)
     """Replicas that wait for a place."""
+    wanted: dict[str, int] = field(default_factory=dict)
+    told: Told = field(default_factory=Told)
+    changed: bool = False
+    """The gateway must compute its shares anew."""
+    _rng: Random = field(init=False)
 
-    def add(self, column: Column, now_s: float, ready_s: float, woken: bool = False, place: str = "") -> None:
-        replica = Replica.of(self.models[column.key], self.slo, ready_s)
-        self.members.append(Member(column, ready_s, replica, woken, place=place))
+    def __post_init__(self) -> None:
+        self._rng = Random(f"{self.settings.failures.seed}/replicas")
+
+    def add(self, column: Column, ready_s: float, woken: bool = False, place: str = "") -> None:
+        """One more replica."""
+        member = Member(
+            column, ready_s, Replica.of(self.models[column.key], self.slo, ready_s), woken, place=place
+        )
+        self._starts(member, ready_s)
+        self.members.append(member)
+
+    def _starts(self, member: Member, ready_s: float) -> None:
+        """Its process begins (again) and is ready then."""
+        mean_s = self.settings.failures.replica_mtbf_s
+        member.ready_s, member.failed_s = ready_s, None
+        member.replica = Replica.of(self.models[member.column.key], self.slo, ready_s)
+        member.ends_s = math.inf if mean_s is None else ready_s + self._rng.expovariate(1 / mean_s)
 
     def admit(self, now_s: float, start_s: float) -> None:
         """The replicas that have a place now start."""
         for name, free_s in self.places.advance(now_s) if self.places is not None else ():
-            self.add(self.unplaced.pop(name), now_s, max(now_s, free_s) + start_s, place=name)
+            self.add(self.unplaced.pop(name), max(now_s, free_s) + start_s, place=name)
 
     def counts(self, now_s: float) -> tuple[dict[str, int], dict[str, int]]:
         """Ready and starting replicas by column, without those that drain."""
         ready = dict.fromkeys((c.key for c in self.columns), 0)
         starting = dict(ready)
         for member in self.members:
-            if not member.draining:
-                (ready if member.ready_s <= now_s else starting)[member.column.key] += 1
+            if member.draining_s is None:
+                (ready if self._is_ready(member, now_s) else starting)[member.column.key] += 1
         for column in self.unplaced.values():
             starting[column.key] += 1
         return ready, starting
 
+    def _is_ready(self, member: Member, now_s: float) -> bool:
+        failed_s = member.failed_s
+        seen = failed_s is None or now_s - failed_s < self.settings.failures.unready_s
+        return member.ready_s <= now_s and seen
+
+    def _is_open(self, member: Member, now_s: float) -> bool:
+        """Whether the gateway sends requests there."""
+        failed_s = member.failed_s
+        seen = failed_s is None or now_s - failed_s < self.settings.failures.unnoticed_s
+        return member.ready_s <= now_s and member.draining_s is None and seen
+
     def resize(self, target: Mapping[str, int], now_s: float) -> None:
         """Start what is missing; stop what is too much, starting ones first, then the least work."""
+        self.wanted = dict(target)
         for column in self.columns:
-            own = [m for m in self.members if m.column.key == column.key and not m.draining]
+            own = [m for m in self.members if m.column.key == column.key and m.draining_s is None]
             waiting = [name for name, of in self.unplaced.items() if of.key == column.key]
             missing = target.get(column.key, 0) - len(own) - len(waiting)
             for name in waiting[len(waiting) + missing :] if missing < 0 else ():
                 self._withdraw(name, now_s)
                 missing += 1
             for _ in range(missing):
-                if self.places is not None:
-                    self.unplaced[self.places.ask(column.pool, now_s)] = column
-                    continue
-                here = self.dozing[column.key] > 0
-                self.dozing[column.key] -= here
-                woken = not here and self.asleep > 0
-                self.asleep -= woken
-                wait_s = self.settings.wake_s if here or woken else self.settings.start_s
-                self.add(column, now_s, now_s + wait_s, woken)
+                self._start(column, now_s)
             own.sort(
                 key=lambda m: (m.ready_s <= now_s, -m.ready_s if m.ready_s > now_s else m.replica.work_s)
             )
             for member in own[: max(-missing, 0)]:
-                member.draining = True
+                member.draining_s = now_s
+
+    def _start(self, column: Column, now_s: float) -> None:
+        """One more: one that sleeps there wakes, else another one starts."""
+        here = next((row for row in self.dozing if row[0].key == column.key), None)
+        if here is not None:
+            self.dozing.remove(here)
+            self.add(column, now_s + self.settings.wake_s, place=here[1])
+        elif self.places is not None:
+            self.unplaced[self.places.ask(column.pool, now_s)] = column
+        else:
+            woken = self.asleep > 0
+            self.asleep -= woken
+            wait_s = self.settings.wake_s if woken else self.settings.start_s
+            self.add(column, now_s + wait_s, woken)
 
     def _withdraw(self, name: str, now_s: float) -> None:
         assert self.places is not None
@@ -129,24 +224,157 @@ class Cluster:
         self.places.give_back(name, now_s)
 
     def leave(self, now_s: float) -> None:
-        """Drained replicas go; their last requests are counted."""
-        gone = [m for m in self.members if m.draining and (m.ready_s > now_s or not m.replica.in_flight)]
+        """Replicas that drain hand over what they can; those without requests go."""
+        draining = [m for m in self.members if m.draining_s is not None]
+        for member in draining:
+            if member.failed_s is None and member.ready_s <= now_s:
+                self._hand_over(member, now_s)
+        gone = [m for m in draining if m.ready_s > now_s or not m.replica.in_flight]
         for member in gone:
-            if self.places is not None:
-                self.places.give_back(member.place, now_s)
             self.asleep += member.woken
-            if member.ready_s <= now_s and self.dozing.total() < self.settings.warm:
-                self.dozing[member.column.key] += 1
-        self.members = [m for m in self.members if m not in gone]
+            if member.ready_s <= now_s and len(self.dozing) < self.settings.warm:
+                self.dozing.append((member.column, member.place))
+            elif self.places is not None:
+                self.places.give_back(member.place, now_s)
+        if gone:
+            self.members = [m for m in self.members if m not in gone]
+
+    def _hand_over(self, member: Member, now_s: float) -> None:
+        """Moves the streams that the link has carried since the drain began, to peers that have room for them."""
+        moves = self.settings.moves
+        if moves is None or member.draining_s is None or not self.ready:
+            return
+        for request in member.replica.withdraw():
+            self.route(request, now_s)
+        sent = moves.gb_per_s * 1e9 * (now_s - member.draining_s)
+        for _, _, request in sorted(member.replica.running, key=lambda row: row[1]):
+            size = moves.kv_bytes * (request.prompt_tokens + request.output_tokens)
+            peer = self._peer(request, now_s)
+            if member.moved_bytes + size > sent or peer is None:
+                return
+            member.moved_bytes += size
+            member.replica.hand_over(request)
+            peer.replica.adopt(request, now_s)
+            self.told.moved += self._counts_in(request)
+
+    def _peer(self, request: Request, now_s: float) -> Member | None:
+        """The replica with the least work that serves the bucket and has room for the stream."""
+        able = [
+            m
+            for members in self.ready.values()
+            for m in members
+            if m.failed_s is None
+            and m.draining_s is None
+            and m.column.rates[request.bucket] > 0
+            and m.replica.holds(request)
+        ]
+        return _least(able) if able else None
+
+    def _counts_in(self, request: Request) -> bool:
+        return request.arrival_s >= self.settings.warm_up_s
+
+    # -- failures ------------------------------------------------------------------------------------
+
+    def fail(self, now_s: float) -> None:
+        """What has failed stops, what is noticed is resumed, and what is given up is replaced."""
+        away = self.places.failed(now_s) if self.places is not None else ()
+        gone: list[Member] = []
+        for member in self.members:
+            if member.place in away:
+                self._on_lost_node(member, now_s, gone)
+            elif member.failed_s is not None or now_s >= member.ends_s:
+                self._ends(member, now_s)
+        for column, place in [row for row in self.dozing if row[1] in away]:
+            self.dozing.remove((column, place))
+            self._give_back(place, now_s)
+        if gone:
+            self.members = [m for m in self.members if m not in gone]
+            self.resize(self.wanted, now_s)
+
+    def _on_lost_node(self, member: Member, now_s: float, gone: list[Member]) -> None:
+        failures, counted = self.settings.failures, now_s > self.settings.warm_up_s
+        if member.failed_s is None:
+            member.failed_s = now_s
+            member.replica.stopped = True
+            self.told.lost_replicas += counted
+        since_s = now_s - member.failed_s
+        if since_s >= failures.unnoticed_s and member.replica.in_flight:
+            self._resume(member, now_s)
+        if since_s >= failures.lost_s or (member.draining_s is not None and since_s >= failures.unnoticed_s):
+            gone.append(member)
+            self._give_back(member.place, now_s)
+
+    def _ends(self, member: Member, now_s: float) -> None:
+        """Its process has failed, or its node is back: its container starts again where it is."""
+        if member.failed_s is None:
+            self.told.replica_failures += now_s > self.settings.warm_up_s
+        given = member.replica.give_up()
+        self._starts(member, now_s + self.settings.start_s)
+        self._again(given, now_s)
+
+    def _resume(self, member: Member, now_s: float) -> None:
+        self._again(member.replica.give_up(), now_s)
+
+    def _again(self, requests: Iterable[Request], now_s: float) -> None:
+        """Requests that lost their replica go to others."""
+        self.reopen(now_s)
+        for request in requests:
+            if self._counts_in(request):
+                begun = request.generated > 0
+                self.told.resumed += begun
+                self.told.retried += not begun
+            self.route(request, now_s)
+
+    def close(self, now_s: float) -> Told:
+        """The load has ended: the requests of all lost replicas go on elsewhere, noticed or not."""
+        lost = [member for member in self.members if member.failed_s is not None]
+        for member in lost:
+            member.failed_s = -math.inf
+        for member in lost:
+            self._resume(member, now_s)
+        self.told.node_failures = self.places.node_failures if self.places is not None else 0
+        return self.told
+
+    def reopen(self, now_s: float) -> None:
+        """The gateway sends nothing any more to what it knows is lost."""
+        self.changed = True
+        self.ready = {
+            key: open_
+            for key, members in self.ready.items()
+            if (open_ := [m for m in members if self._is_open(m, now_s)])
+        }
+
+    def _give_back(self, place: str, now_s: float) -> None:
+        assert self.places is not None
+        self.places.give_back(place, now_s)
+
+    def stock(self, now_s: float) -> dict[str, int] | None:
+        """Accelerators by pool that are there; what is not given up yet counts. None: nothing is known to limit."""
+        if self.places is None:
+            return None
+        stock = dict(self.places.stock())
+        live: Counter[str] = Counter()
+        for member in self.members:
+            live[member.column.pool] += member.column.accelerators * (member.draining_s is None)
+        for name, column in list(self.unplaced.items()):
+            if live[column.pool] + column.accelerators > stock.get(column.pool, 0):
+                self._withdraw(name, now_s)  # its nodes are away: another pool may be asked
+            else:
+                live[column.pool] += column.accelerators
+        return {pool: max(count, live[pool]) for pool, count in stock.items()}
+
+    # -- routing -------------------------------------------------------------------------------------
 
     def reroute(self, rates: Sequence[float], now_s: float) -> None:
-        ready, _ = self.counts(now_s)
-        self.shares = routing_shares(self.columns, spread(self.columns, rates, ready))
-        self.ready = {
-            key: [m for m in self.members if m.column.key == key and not m.draining and m.ready_s <= now_s]
-            for key, count in ready.items()
-            if count
-        }
+        """Compute the shares anew."""
+        self.changed = False
+        self.ready = {}
+        for column in self.columns:
+            open_ = [m for m in self.members if m.column.key == column.key and self._is_open(m, now_s)]
+            if open_:
+                self.ready[column.key] = open_
+        counts = {key: len(members) for key, members in self.ready.items()}
+        self.shares = routing_shares(self.columns, spread(self.columns, rates, counts))
 
     def route(self, request: Request, now_s: float) -> None:
         """To the column whose turn it is, as the gateway does it, and there to the replica with the least work."""

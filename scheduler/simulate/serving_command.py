@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from ..errors import SchedulerError
 
 if TYPE_CHECKING:
     from ..fit.model import ModelShape
+    from .serving_failures import Failures
     from .serving_plan import Plan, Question
     from .serving_trace import ServingTrace
 
@@ -22,6 +23,8 @@ Examples:
   busbar plan-capacity --trace AzureLLMInferenceTrace_conv.csv --scale 12 \\
       --pools L4=8@0.70,A10G=8@1.01,A100=24@3.67,H100=8@7.516 --slo ttft=2,tpot=0.1
   busbar plan-capacity --trace servegen/m-small --day 2 --peak 60 --pools A100=8@3.67,H100=8@7.516 --start 180
+  busbar plan-capacity --trace requests.csv --pools A100:a=2x4@3.67,A100:b=2x4@3.67 --node-mtbf 700 \\
+      --min-replicas 2 --min-zones 2
   busbar plan-capacity --trace requests.csv --model config.json --pools L40S=16@1.90 --budget 20 -o json
 """
 
@@ -71,6 +74,32 @@ def load_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def failure_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that let nodes and replicas fail."""
+    hours = click.FloatRange(min=0, min_open=True)
+    options = (
+        click.option(
+            "--node-mtbf",
+            type=hours,
+            help="Nodes fail: mean hours between the failures of one node. Default: none fails.",
+        ),
+        click.option("--repair", type=hours, default=1.0, show_default=True, help="Hours until it is back."),
+        click.option(
+            "--outages",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="Or these nodes fail: CSV with second, pool, node (from 0 on; *: all of the pool), until.",
+        ),
+        click.option(
+            "--replica-mtbf",
+            type=hours,
+            help="Replicas fail by themselves: mean hours between the failures of one. Default: none fails.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @click.command("plan-capacity", epilog=_EPILOG)
 @click.option(
     "--trace",
@@ -80,7 +109,10 @@ def load_options(command: Callable[..., None]) -> Callable[..., None]:
     help="Requests as CSV (arrival_s, prompt_tokens, output_tokens; or Azure's columns), or a ServeGen folder.",
 )
 @click.option(
-    "--pools", required=True, help="GPUs and prices: TYPE=COUNT@PRICE_PER_HOUR, …; types have data sheets."
+    "--pools",
+    required=True,
+    help="GPUs and prices: TYPE=COUNT@PRICE_PER_HOUR, …; types have data sheets. Also TYPE:ZONE, and NODESxPER_NODE for "
+    "COUNT; else a node has 8.",
 )
 @click.option(
     "--start", default=60.0, show_default=True, help="Seconds from a decision to a replica that serves."
@@ -106,6 +138,14 @@ def load_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--min-replicas", type=click.IntRange(min=0), default=1, show_default=True, help="Never fewer replicas."
 )
+@click.option(
+    "--min-zones",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Replicas stand in so many zones of the pools (scaling.minZones), whatever that costs more.",
+)
+@failure_options
 @load_options
 def plan_capacity(
     source: Path,
@@ -120,6 +160,11 @@ def plan_capacity(
     watts: float | None,
     quota: int | None,
     min_replicas: int,
+    min_zones: int,
+    node_mtbf: float | None,
+    repair: float,
+    outages: Path | None,
+    replica_mtbf: float | None,
     scale: float,
     day: int | None,
     peak: float | None,
@@ -132,14 +177,17 @@ def plan_capacity(
     Replays the load request by request on three fleets (the cheapest mix of GPU types by forecast, a
     Kubernetes HPA and a static fleet of the best single type) and prints each beside the bound: what a fleet
     that knows the future and starts at once would cost. Speeds come from data sheets and the model's
-    dimensions, not from measurements.
+    dimensions, not from measurements. With failures of nodes or replicas, each fleet is simulated with and
+    without them.
     """
+    from .serving_failures import nodes_of
     from .serving_plan import Question, answer
     from .serving_pools import parse_pools, parse_slo
 
     try:
+        parsed = parse_pools(pools)
         question = Question(
-            pools=parse_pools(pools),
+            pools=parsed,
             slo=parse_slo(slo),
             shape=read_shape(model),
             start_s=start,
@@ -150,6 +198,8 @@ def plan_capacity(
             watts=watts,
             quota=quota,
             min_replicas=min_replicas,
+            min_zones=min_zones,
+            failures=read_failures(node_mtbf, repair, outages, replica_mtbf, seed, nodes_of(parsed)),
         )
         trace = read_requests(source, scale, day, peak, seed)
         trace = trace.until(3600 * hours) if hours is not None else trace
@@ -176,6 +226,26 @@ def read_requests(source: Path, scale: float, day: int | None, peak: float | Non
     if day is not None or peak is not None:
         raise ValueError("--day and --peak are for a ServeGen folder; a CSV file is scaled with --scale")
     return requests_csv(source, scale, seed)
+
+
+def read_failures(
+    node_mtbf: float | None,
+    repair: float,
+    outages: Path | None,
+    replica_mtbf: float | None,
+    seed: int,
+    nodes: Mapping[str, int],
+) -> Failures:
+    """What shall fail, from hours; `nodes` by pool. Raises ServingModelError, TraceError."""
+    from .serving_failures import Failures, outages_csv
+
+    return Failures(
+        node_mtbf_s=None if node_mtbf is None else 3600 * node_mtbf,
+        replica_mtbf_s=None if replica_mtbf is None else 3600 * replica_mtbf,
+        repair_s=3600 * repair,
+        listed=() if outages is None else outages_csv(outages, nodes),
+        seed=seed,
+    )
 
 
 def read_shape(path: Path | None) -> ModelShape:

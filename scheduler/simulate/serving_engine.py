@@ -34,6 +34,9 @@ class Policy(Protocol):
 
     def decide(self, seen: Observation) -> Decision | None: ...
 
+    def hold(self, stock: Mapping[str, int]) -> None:
+        """Accelerators by pool that are there now."""
+
 
 def run(
     trace: ServingTrace,
@@ -61,9 +64,10 @@ def run(
         cluster.resize(begun, 0.0)
         cluster.admit(0.0, 0.0)
     else:
+        cluster.wanted = dict(begun)
         for column in columns:
             for _ in range(begun.get(column.key, 0)):
-                cluster.add(column, 0.0, 0.0)
+                cluster.add(column, 0.0)
     cluster.reroute(first, 0.0)
     _Loop(trace, index, cluster, result, policy, len(buckets.means)).run(progress)
     return result
@@ -134,7 +138,11 @@ class _Loop:
             if replica.ended:
                 self._count(replica.ended)
                 replica.ended.clear()
+        cluster.fail(now_s)
         cluster.leave(now_s)
+        stock = cluster.stock(now_s)
+        if stock is not None:
+            self.policy.hold(stock)
         ready, starting = cluster.counts(now_s)
         rates = tuple(count / min(RATE_S, len(self.seconds)) for count in self.counts)
         decision = self.policy.decide(Observation(now_s, rates, overdue, ready, starting, in_flight))
@@ -143,7 +151,7 @@ class _Loop:
             if now_s > cluster.settings.warm_up_s:
                 self.result.causes[decision.cause.value] += 1
             ready, _ = cluster.counts(now_s)
-        if ready != self.last_ready or now_s - self.rerouted_s >= REROUTE_S:
+        if ready != self.last_ready or cluster.changed or now_s - self.rerouted_s >= REROUTE_S:
             self._reroute(ready, now_s)
         self._charge(now_s)
 
@@ -167,8 +175,8 @@ class _Loop:
             by_key[member.column.key] += 1
             result.cost += member.column.cost_per_h / 3600
             watts += member.column.watts
-        for column in cluster.columns:
-            asleep = cluster.dozing[column.key] * column.cost_per_h / 3600
+        for column, _ in cluster.dozing:
+            asleep = column.cost_per_h / 3600
             result.cost += asleep
             result.asleep_cost += asleep
         for key, count in by_key.items():
@@ -177,7 +185,8 @@ class _Loop:
         result.peak_watts = max(result.peak_watts, watts)
 
     def _finish(self) -> None:
-        """What is in flight at the end runs on; what nobody took is late."""
+        """What is in flight at the end runs on, elsewhere if its replica is lost; what nobody took is late."""
+        self.result.told = self.cluster.close(math.ceil(self.trace.duration_s))
         for member in self.cluster.members:
             member.replica.advance(_END_S)
             self._count(member.replica.ended)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ..autoscale.fleet import FleetSettings
-from ..autoscale.mix import Limits
-from ..autoscale.step_model import Slo
+from ..autoscale.mix import Column, Effort, Limits, cheapest
+from ..autoscale.step_model import Slo, StepModel, kv_token_bytes
 from ..errors import ServingModelError
 from ..fit.model import ModelShape
-from .serving_cluster import ServingSettings
+from .serving_cluster import Moves, ServingSettings
 from .serving_engine import Policy, run
+from .serving_failures import Failures, NodePlaces
 from .serving_policies import HPA_MOST, Bounds, Hpa, Ours, Static, bounds, rated_in_flight, static_replicas
 from .serving_pools import Pool, columns_of, step_models
 from .serving_result import ServingResult
@@ -39,6 +40,9 @@ class Question:
     min_replicas: int = 1
     policies: tuple[str, ...] = ("busbar", "hpa", "static")
     warm_up_s: float = 300.0
+    failures: Failures = field(default_factory=Failures)
+    min_zones: int = 0
+    """Zones of the pools in which replicas must stand."""
 
     def __post_init__(self) -> None:
         for name, value in (("start", self.start_s), ("wake", self.wake_s)):
@@ -50,15 +54,26 @@ class Question:
             )
         if (self.sleeping or self.warm) and self.wake_s > self.start_s:
             raise ServingModelError("a sleeping replica takes longer to wake than another to start; use none")
+        if self.sleeping and self.failures.any:
+            raise ServingModelError(
+                "replicas that sleep for nothing stand on no node, so nothing can fail with them; use warm, or no failures"
+            )
+        zones = {pool.zone for pool in self.pools if pool.zone}
+        if self.min_zones > min(len(zones), self.min_replicas):
+            raise ServingModelError(
+                f"replicas are to stand in {self.min_zones} zones, with pools in {len(zones)} and at least"
+                f" {self.min_replicas} replicas; name more zones (--pools TYPE:ZONE=…), or raise --min-replicas"
+            )
 
     @property
     def limits(self) -> Limits:
         return Limits(
-            stock={pool.type: pool.stock for pool in self.pools},
+            stock={pool.name: pool.stock for pool in self.pools},
             quota=self.quota,
             watts={} if self.watts is None else {POWER_DOMAIN: self.watts},
             budget_per_h=self.budget_per_h,
             min_replicas=self.min_replicas,
+            min_domains=self.min_zones,
         )
 
     @property
@@ -77,14 +92,23 @@ class Plan:
     static_replicas: int
     results: tuple[ServingResult, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Types that cannot hold the model, and why."""
+    """Pools that cannot hold the model, and why."""
+    undisturbed: tuple[ServingResult, ...] = ()
+    """The same fleets without failures; empty: none were asked for."""
+    without_a_node: Mapping[str, float] = field(default_factory=dict)
+    """Part of the busiest minute that is carried without one node of each pool."""
 
     def to_json(self) -> dict[str, object]:
         """All numbers."""
         rows = []
         for result in self.results:
             ratio = round(result.cost_per_h / self.bounds.mix_per_h, 4) if self.bounds.mix_per_h else None
-            rows.append(result.to_json() | {"cost_over_bound": ratio})
+            row = result.to_json() | {"cost_over_bound": ratio}
+            for calm in self.undisturbed:
+                if calm.policy == result.policy:
+                    row["attainment_without_failures"] = round(calm.attainment, 5)
+                    row["cost_per_h_without_failures"] = round(calm.cost_per_h, 3)
+            rows.append(row)
         return {
             "trace": self.trace,
             "requests": self.requests,
@@ -97,12 +121,13 @@ class Plan:
             "static_replicas": self.static_replicas,
             "fleets": rows,
             "cannot_hold_the_model": dict(self.refused),
+            "carried_without_a_node": {key: round(part, 4) for key, part in self.without_a_node.items()},
         }
 
     def sentences(self, question: Question) -> list[str]:
         """What to buy, and what does not fit."""
         found = [f"{kind} is left out: {why}." for kind, why in sorted(self.refused.items())]
-        stock = {pool.type: pool.stock for pool in question.pools}
+        stock = {pool.name: pool.stock for pool in question.pools}
         wanted = {key: count for key, count in sorted(self.bounds.unlimited_peak.items()) if count}
         text = ", ".join(f"{count} {key}" for key, count in wanted.items())
         found.append(f"The busiest minute costs least on {text}, if nothing limits it.")
@@ -121,6 +146,28 @@ class Plan:
             found.append(
                 f"The HPA and the static fleet are compared as if there were {most} {single}; the pool has"
                 f" {stock[single]}."
+            )
+        return [*found, *self._failed(question)]
+
+    def _failed(self, question: Question) -> list[str]:
+        """What failed, what became of the requests, and whether one node more is needed."""
+        found = []
+        for result, calm in zip(self.results, self.undisturbed, strict=True) if self.undisturbed else ():
+            told = result.told
+            found.append(
+                f"{result.policy}: {told.node_failures} nodes and {told.replica_failures} replicas failed, which stopped"
+                f" {told.lost_replicas + told.replica_failures} replicas; {told.resumed} streams were resumed and"
+                f" {told.retried} requests retried elsewhere. {100 * result.attainment:.2f} % within the SLO,"
+                f" {100 * calm.attainment:.2f} % without failures."
+            )
+        if not question.failures.any:
+            return found
+        short = {key: part for key, part in self.without_a_node.items() if part < 1}
+        if not short:
+            found.append("With any one node away, the pools still carry the busiest minute.")
+        for key, part in sorted(short.items()):
+            found.append(
+                f"Without one node of {key}, the pools carry {100 * part:.1f} % of the busiest minute: for N+1, add a node."
             )
         return found
 
@@ -146,28 +193,87 @@ def answer(trace: ServingTrace, question: Question, progress: Progress | None = 
 
     bound = bounds(columns, minutes, question.limits, question.warm_up_s, show("bound"))
     static = static_replicas(bound.single, minutes)
-    most = math.ceil(HPA_MOST * static)
-    results = []
-    for name in question.policies:
-        policy: Policy
-        if name == "busbar":
-            fleet = FleetSettings(start_s=question.lead_s, down_after_s=max(300.0, question.lead_s))
-            policy = Ours.of(columns, question.limits, question.slo, fleet, trace.earlier)
-        elif name == "hpa":
-            rated = rated_in_flight(models[bound.single.key], bound.single, buckets.means, minutes)
-            policy = Hpa(bound.single, rated, most)
-        else:
-            policy = Static(bound.single, static)
-        ours = name == "busbar"
+    load = _Load(trace, question, buckets, columns, models, minutes, bound, static)
+    results = [load.simulate(name, question.failures, show(name)) for name in question.policies]
+    calm: list[ServingResult] = []
+    if question.failures.any:
+        for name in question.policies:
+            calm.append(load.simulate(name, Failures(), show(f"{name} without failures")))
+    return Plan(
+        trace.name,
+        len(trace),
+        bound,
+        static,
+        tuple(results),
+        refused,
+        tuple(calm),
+        load.without_a_node() if question.failures.any else {},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """One load, and what its fleets are made of."""
+
+    trace: ServingTrace
+    question: Question
+    buckets: Buckets
+    columns: tuple[Column, ...]
+    models: Mapping[str, StepModel]
+    minutes: Sequence[Sequence[float]]
+    bound: Bounds
+    static: int
+
+    def simulate(self, name: str, failures: Failures, show: Callable[[float, float], None]) -> ServingResult:
+        """One fleet."""
+        question, policy, ours = self.question, self._policy(name), name == "busbar"
         settings = ServingSettings(
             question.start_s,
             question.sleeping if ours else 0,
             question.wake_s,
             question.warm_up_s,
             question.warm if ours else 0,
+            Moves(kv_token_bytes(question.shape)) if ours else None,
+            failures,
         )
-        result = run(trace, buckets, columns, models, question.slo, policy, settings, show(name))
+        places = None
+        if question.failures.any:  # also without failures of its own, so that both wait for places alike
+            most = None if ours else {self.bound.single.pool: math.ceil(HPA_MOST * self.static)}
+            places = NodePlaces.of(question.pools, failures, self.trace.duration_s, most)
+        result = run(
+            self.trace,
+            self.buckets,
+            self.columns,
+            self.models,
+            question.slo,
+            policy,
+            settings,
+            show,
+            places,
+        )
         if isinstance(policy, Ours):
             result.calibration = policy.fleet.forecast.calibration
-        results.append(result)
-    return Plan(trace.name, len(trace), bound, static, tuple(results), refused)
+        return result
+
+    def _policy(self, name: str) -> Policy:
+        question, single = self.question, self.bound.single
+        if name == "busbar":
+            fleet = FleetSettings(start_s=question.lead_s, down_after_s=max(300.0, question.lead_s))
+            return Ours.of(self.columns, question.limits, question.slo, fleet, self.trace.earlier)
+        if name == "hpa":
+            rated = rated_in_flight(self.models[single.key], single, self.buckets.means, self.minutes)
+            return Hpa(single, rated, math.ceil(HPA_MOST * self.static))
+        return Static(single, self.static)
+
+    def without_a_node(self) -> dict[str, float]:
+        """Part of the busiest minute that the mix carries without one node of each pool."""
+        limits, busiest = self.question.limits, max(self.minutes, key=sum)
+        found = {}
+        for pool in self.question.pools:
+            if pool.stock:
+                left = dict(limits.stock) | {pool.name: max(0, pool.stock - pool.per_node)}
+                fewer = replace(limits, stock=left, min_replicas=0, min_domains=0)
+                found[pool.name] = cheapest(
+                    self.columns, busiest, fewer, effort=Effort(nodes=500, seconds=None)
+                ).carried
+        return found

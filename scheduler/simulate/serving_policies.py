@@ -16,11 +16,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..autoscale.day_profile import BIN_S
 from ..autoscale.fleet import Cause, Decision, Fleet, FleetSettings, Observation
-from ..autoscale.mix import Column, Effort, Limits, cheapest
+from ..autoscale.mix import Column, Effort, Limits, cheapest, domains_of
 from ..autoscale.step_model import Bucket, Slo, StepModel, in_flight
 from ..errors import ServingModelError
 
@@ -34,6 +34,10 @@ class Ours:
 
     fleet: Fleet
     name: str = "busbar"
+    asked_domains: int = 0
+    """What the limits ask for while all nodes are there."""
+    stock: Mapping[str, int] = field(default_factory=dict)
+    """The same."""
 
     @classmethod
     def of(
@@ -49,13 +53,26 @@ class Ours:
             # A window of ServeGen is ten minutes: both of the profile's bins in it.
             for part in range(2):
                 fleet.forecast.days.remember(at_s + part * BIN_S, rate)
-        return cls(fleet)
+        return cls(fleet, asked_domains=limits.min_domains)
 
     def begin(self, rates: Sequence[float], now_s: float = 0.0) -> Mapping[str, int]:
         return self.fleet.begin(rates, now_s)
 
     def decide(self, seen: Observation) -> Decision | None:
-        return self.fleet.decide(seen)
+        try:
+            return self.fleet.decide(seen)
+        except ServingModelError:
+            if not self.stock or self.fleet.limits.stock == self.stock:
+                raise
+            return None  # too little is left for the least number of replicas; the operator says so and waits
+
+    def hold(self, stock: Mapping[str, int]) -> None:
+        """As the operator's `limits_of`: what is away is no stock, and a domain without stock is not asked for."""
+        self.stock = self.stock or dict(self.fleet.limits.stock)
+        held = {pool: min(most, stock.get(pool, most)) for pool, most in self.stock.items()}
+        zones = domains_of([column for column in self.fleet.columns if held.get(column.pool, 1) > 0])
+        domains = min(self.asked_domains, len(zones))
+        self.fleet.limits = replace(self.fleet.limits, stock=held, min_domains=domains)
 
 
 @dataclass(slots=True)
@@ -71,6 +88,9 @@ class Static:
 
     def decide(self, seen: Observation) -> Decision | None:
         return None
+
+    def hold(self, stock: Mapping[str, int]) -> None:
+        """It ignores the stock."""
 
 
 @dataclass(slots=True)
@@ -110,6 +130,9 @@ class Hpa:
             return None
         cause = Cause.FORECAST if target > now else Cause.IDLE
         return Decision({self.column.key: target}, cause, sum(seen.rates))
+
+    def hold(self, stock: Mapping[str, int]) -> None:
+        """It ignores the stock."""
 
 
 @dataclass(frozen=True, slots=True)

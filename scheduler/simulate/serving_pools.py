@@ -18,7 +18,11 @@ LLAMA_8B = ModelShape("llama", 32, 4096, 14336, 32, 8, 128, 128_256, tied=False)
 """Llama-3-8B's dimensions."""
 LEAST_RATE = 1e-3
 """Below this a replica is of no use to a bucket."""
-_POOL = re.compile(r"(?P<type>[^=@]+)=(?P<stock>\d+)@(?P<price>\d+(\.\d+)?)")
+PER_NODE = 8
+"""Accelerators of a node, where the pool does not say."""
+_POOL = re.compile(
+    r"(?P<type>[^=@:]+)(:(?P<zone>[^=@:]+))?=((?P<nodes>\d+)x)?(?P<count>\d+)@(?P<price>\d+(\.\d+)?)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +32,17 @@ class Pool:
     type: str
     stock: int
     price_per_h: float
+    zone: str = ""
+    per_node: int = PER_NODE
+
+    @property
+    def name(self) -> str:
+        """Its type, and its zone if it is in one."""
+        return f"{self.type}:{self.zone}" if self.zone else self.type
 
 
 def parse_pools(text: str) -> tuple[Pool, ...]:
-    """`L4=8@0.70,H100=8@7.516`: type, how many, price per hour of one.
+    """`L4=8@0.70,H100:a=2x8@7.516`: type, zone, how many (or nodes and how many on each), price per hour of one.
 
     Raises:
         ServingModelError: not of that form, an unknown type, or a type named twice.
@@ -40,15 +51,24 @@ def parse_pools(text: str) -> tuple[Pool, ...]:
     for item in text.split(","):
         match = _POOL.fullmatch(item.strip())
         if match is None:
-            raise ServingModelError(f"--pools: {item.strip()!r} is not TYPE=COUNT@PRICE_PER_HOUR")
+            raise ServingModelError(
+                f"--pools: {item.strip()!r} is not TYPE=COUNT@PRICE_PER_HOUR; also TYPE:ZONE=NODESxPER_NODE@PRICE_PER_HOUR"
+            )
         if accelerator(match["type"]) is None or match["type"] == "cpu":
             known = ", ".join(name for name in DATA_SHEETS if name != "cpu")
             raise ServingModelError(
                 f"--pools: there is no data sheet of {match['type']!r}; known are {known}"
             )
-        if any(pool.type == match["type"] for pool in pools):
-            raise ServingModelError(f"--pools: {match['type']} is named twice")
-        pools.append(Pool(match["type"], int(match["stock"]), float(match["price"])))
+        count = int(match["count"])
+        per_node, stock = (
+            (PER_NODE, count) if match["nodes"] is None else (count, int(match["nodes"]) * count)
+        )
+        if per_node < 1:
+            raise ServingModelError(f"--pools: {item.strip()!r} has nodes without accelerators")
+        pool = Pool(match["type"], stock, float(match["price"]), match["zone"] or "", per_node)
+        if any(other.name == pool.name for other in pools):
+            raise ServingModelError(f"--pools: {pool.name} is named twice")
+        pools.append(pool)
     return tuple(pools)
 
 
@@ -73,16 +93,16 @@ def parse_slo(text: str) -> Slo:
 
 
 def step_models(pools: Sequence[Pool], shape: ModelShape) -> tuple[dict[str, StepModel], dict[str, str]]:
-    """Step models by type, and why the other types cannot hold the model."""
+    """Step models by pool, and why the others cannot hold the model."""
     models: dict[str, StepModel] = {}
     refused: dict[str, str] = {}
     for pool in pools:
         device = accelerator(pool.type)
         assert device is not None
         try:
-            models[pool.type] = StepModel.prior(pool.type, shape, device)
+            models[pool.name] = StepModel.prior(pool.type, shape, device)
         except ServingModelError as error:
-            refused[pool.type] = str(error)
+            refused[pool.name] = str(error)
     if not models:
         raise ServingModelError("no pool can hold the model: " + "; ".join(refused.values()))
     return models, refused
@@ -98,14 +118,15 @@ def columns_of(
     """
     columns = tuple(
         Column(
-            pool.type,
-            pool.type,
+            pool.name,
+            pool.name,
             pool.price_per_h,
-            tuple(_useful(max_rate(models[pool.type], bucket, slo)) for bucket in buckets.means),
-            watts=models[pool.type].watts,
+            tuple(_useful(max_rate(models[pool.name], bucket, slo)) for bucket in buckets.means),
+            watts=models[pool.name].watts,
+            failure_domain=pool.zone,
         )
         for pool in pools
-        if pool.type in models
+        if pool.name in models
     )
     if not any(rate > 0 for column in columns for rate in column.rates):
         nearest = min(models.values(), key=lambda model: model.decode_s(1, buckets.means[0].prompt_tokens))

@@ -4,6 +4,9 @@ A step decodes one token of each running sequence and processes a chunk of the f
 the step keeps within the TPOT target. Its duration is the step model's. A request waits until its whole context fits
 the KV cache beside the others'. Steps without prompts are taken in one jump up to the next end of a sequence, so the
 cost of a simulation grows with requests, not with steps.
+
+A request that leaves a replica keeps what was generated: the next one computes the prompt and those tokens anew, or gets
+their keys and values (`adopt`), and goes on behind the last token.
 """
 
 from __future__ import annotations
@@ -27,7 +30,19 @@ class Request:
     first_token_s: float = math.inf
     end_s: float = math.inf
     done_tokens: int = 0
+    """Of its context, computed where it is."""
+    generated: int = 0
+    """Tokens of its answer that other replicas have made."""
     work_s: float = 0.0
+
+    @property
+    def context_tokens(self) -> int:
+        """What must be computed before its next token."""
+        return self.prompt_tokens + self.generated
+
+    @property
+    def left_tokens(self) -> int:
+        return self.output_tokens - self.generated
 
     def within(self, slo: Slo) -> bool:
         """Both targets are met."""
@@ -58,6 +73,8 @@ class Replica:
     taken: int = 0
     ended: list[Request] = field(default_factory=list)
     """Finished since the caller last emptied it."""
+    stopped: bool = False
+    """It is dead, and takes what still comes to it without doing anything."""
 
     @classmethod
     def of(cls, model: StepModel, slo: Slo, now_s: float) -> Replica:
@@ -85,18 +102,77 @@ class Replica:
         self.advance(now_s)
         if not self.in_flight:
             self.now_s = max(self.now_s, now_s)
-        model = self.model
-        context = request.prompt_tokens + request.output_tokens / 2
-        prompt_s = model.prompt_s(request.prompt_tokens)
+        prompt_s = self.model.prompt_s(request.context_tokens)
         self.prompt_s += prompt_s
-        request.work_s = prompt_s + request.output_tokens * (model.b_s + model.c_s * context)
+        request.work_s = prompt_s + self._decoding_s(request)
         self.work_s += request.work_s
         self.waiting.append(request)
         self._admit()
 
+    def _decoding_s(self, request: Request) -> float:
+        context = request.context_tokens + request.left_tokens / 2
+        return request.left_tokens * (self.model.b_s + self.model.c_s * context)
+
+    def adopt(self, request: Request, now_s: float) -> None:
+        """Go on with a stream of another replica, whose keys and values have come with it; it has room (`holds`)."""
+        self.advance(now_s)
+        if not self.in_flight:
+            self.now_s = max(self.now_s, now_s)
+        self.reserved += request.prompt_tokens + request.output_tokens
+        request.work_s = self._decoding_s(request)
+        self.work_s += request.work_s
+        self._run(request, request.left_tokens)
+
+    def holds(self, request: Request) -> bool:
+        """Whether the whole context has room now, with nobody in line before it."""
+        need = request.prompt_tokens + request.output_tokens
+        return not self.waiting and self.reserved + need <= self.model.kv_tokens
+
+    def give_up(self) -> list[Request]:
+        """Everything in flight, behind its last token; the oldest first. Nothing is left here."""
+        given = [*self.withdraw(), *self.prefill]
+        self.prefill.clear()
+        given += [self._taken_out(entry) for entry in self.running]
+        self.running.clear()
+        self.batch, self.context, self.reserved, self.work_s, self.prompt_s = 0, 0.0, 0.0, 0.0, 0.0
+        for request in given:
+            request.done_tokens = 0
+        return sorted(given, key=lambda request: request.arrival_s)
+
+    def withdraw(self) -> list[Request]:
+        """The requests that it has not begun with, in their order; they are not here any more."""
+        begun = [request for request in self.prefill if request.done_tokens > 0]
+        given = [*(request for request in self.prefill if request.done_tokens == 0), *self.waiting]
+        for request in self.prefill:
+            if request.done_tokens == 0:
+                self.reserved -= request.prompt_tokens + request.output_tokens
+        for request in given:
+            self.work_s -= request.work_s
+            self.prompt_s -= self.model.prompt_s(request.context_tokens)
+        self.prefill = deque(begun)
+        self.waiting.clear()
+        return given
+
+    def hand_over(self, request: Request) -> None:
+        """A running stream leaves with its keys and values."""
+        entry = next(entry for entry in self.running if entry[2] is request)
+        self.running.remove(entry)
+        heapq.heapify(self.running)
+        self._taken_out(entry)
+        self.batch -= 1
+        self.context -= request.context_tokens
+        self.reserved -= request.prompt_tokens + request.output_tokens
+        self.work_s -= request.work_s
+        self._admit()
+
+    def _taken_out(self, entry: tuple[int, int, Request]) -> Request:
+        end_step, _, request = entry
+        request.generated = request.output_tokens - (end_step - self.steps)
+        return request
+
     def advance(self, until_s: float) -> None:
         """Run steps until the clock is at or past `until_s`, or nothing is left to do."""
-        while self.now_s < until_s and (self.batch or self.prefill):
+        while self.now_s < until_s and (self.batch or self.prefill) and not self.stopped:
             if self.prefill:
                 self._mixed_step()
             else:
@@ -118,11 +194,11 @@ class Replica:
         begun: list[Request] = []
         while self.prefill and chunk > 0:
             head = self.prefill[0]
-            tokens = min(chunk, head.prompt_tokens - head.done_tokens)
+            tokens = min(chunk, head.context_tokens - head.done_tokens)
             seconds += tokens * (model.d_s + model.e_s * (head.done_tokens + tokens / 2))
             head.done_tokens += tokens
             chunk -= tokens
-            if head.done_tokens >= head.prompt_tokens:
+            if head.done_tokens >= head.context_tokens:
                 begun.append(self.prefill.popleft())
         self.now_s += seconds
         self._stepped(1)
@@ -130,16 +206,20 @@ class Replica:
             self._begin(request)
 
     def _begin(self, request: Request) -> None:
-        request.first_token_s = self.now_s
-        self.prompt_s -= self.model.prompt_s(request.prompt_tokens)
-        if request.output_tokens <= 1:
+        request.first_token_s = min(request.first_token_s, self.now_s)
+        self.prompt_s -= self.model.prompt_s(request.context_tokens)
+        if request.left_tokens <= 1:
             self._end(request)
             self._admit()
             return
+        self._run(request, request.left_tokens - 1)
+
+    def _run(self, request: Request, steps: int) -> None:
+        """Decode it in the next `steps` steps."""
         self.batch += 1
-        self.context += request.prompt_tokens + 1
+        self.context += request.prompt_tokens + request.output_tokens - steps
         self.taken += 1
-        heapq.heappush(self.running, (self.steps + request.output_tokens - 1, self.taken, request))
+        heapq.heappush(self.running, (self.steps + steps, self.taken, request))
 
     def _decode_steps(self, until_s: float) -> None:
         model = self.model

@@ -6,6 +6,8 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 
+from .serving_cluster import Told
+
 
 @dataclass(slots=True)
 class ServingResult:
@@ -27,6 +29,7 @@ class ServingResult:
     causes: Counter[str] = field(default_factory=Counter)
     ttft_s: array[float] = field(default_factory=lambda: array("f"))
     calibration: float | None = None
+    told: Told = field(default_factory=Told)
 
     @property
     def attainment(self) -> float:
@@ -56,5 +59,11 @@ class ServingResult:
             "peak_watts": round(self.peak_watts),
             "decisions": dict(sorted(self.causes.items())),
             "decisions_per_h": round(sum(self.causes.values()) / self.hours, 2) if self.hours else None,
+            "node_failures": self.told.node_failures,
+            "replicas_lost_with_nodes": self.told.lost_replicas,
+            "replica_failures": self.told.replica_failures,
+            "requests_resumed": self.told.resumed,
+            "requests_retried": self.told.retried,
+            "streams_moved_by_drains": self.told.moved,
             "forecast_calibration": None if self.calibration is None else round(self.calibration, 4),
         }

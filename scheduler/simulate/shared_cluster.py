@@ -8,6 +8,7 @@ for so long the job finishes its step and frees its accelerators.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -116,6 +117,25 @@ class SharedCluster(ClusterEngine):
             self.step()
         granted, self._granted = self._granted, []
         return granted
+
+    def failed(self, now_s: float) -> set[str]:
+        """Replicas whose nodes are away."""
+        away = {node.name for node in self.snapshot.nodes if not node.ready}
+        if not away:
+            return set()
+        return {
+            str(job.id)
+            for job in self.replicas.values()
+            if job.run is not None and not away.isdisjoint(job.run.placement.nodes)
+        }
+
+    def stock(self) -> dict[str, int]:
+        """Accelerators by type: what the service is guaranteed, or what the nodes that are there have, if that is less."""
+        there: Counter[str] = Counter()
+        pools = {pool.name: pool.accelerator for pool in self.snapshot.pools}
+        for node in self.snapshot.nodes:
+            there[pools[node.pool]] += node.capacity.accelerators_m // 1000 * node.ready
+        return {kind: min(count, there[kind]) for kind, count in self.guarantee.items()}
 
     # -- what the planner sees and does --------------------------------------------------------------
 

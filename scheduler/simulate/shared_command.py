@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import SchedulerError
-from .serving_command import load_options, progress_bars, read_requests, read_shape
+from .serving_command import (
+    failure_options,
+    load_options,
+    progress_bars,
+    read_failures,
+    read_requests,
+    read_shape,
+)
 
 if TYPE_CHECKING:
     from .shared_run import SharedAnswer
@@ -73,6 +80,7 @@ Examples:
     show_default=True,
     help="Seconds until training that gives way has freed its accelerators.",
 )
+@failure_options
 @load_options
 def serving(
     requests: Path,
@@ -87,6 +95,10 @@ def serving(
     model: Path | None,
     start: float,
     give: float,
+    node_mtbf: float | None,
+    repair: float,
+    outages: Path | None,
+    replica_mtbf: float | None,
     scale: float,
     day: int | None,
     peak: float | None,
@@ -114,6 +126,7 @@ def serving(
             start,
             give,
             policies or ("busbar", "static"),
+            failures=read_failures(node_mtbf, repair, outages, replica_mtbf, seed, machines.nodes),
         )
         trace = read_requests(requests, scale, day, peak, seed)
         trace = trace.until(3600 * hours) if hours is not None else trace
@@ -175,4 +188,11 @@ def _print(answer: SharedAnswer, jobs: int) -> None:
     text += f" {answer.static_replicas} {answer.static_type}."
     if answer.bound_ratio is not None:
         text += f" A fleet that knows the future would leave training {answer.bound_ratio:.2f} times what the split does."
+    for row in answer.results:
+        told = row.serving.told
+        if told.node_failures or told.replica_failures:
+            text += (
+                f"\n{row.policy}: {told.node_failures} nodes and {told.replica_failures} replicas failed;"
+                f" {told.resumed} streams were resumed and {told.retried} requests retried elsewhere."
+            )
     console.print(text, soft_wrap=True)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..autoscale.fleet import FleetSettings
 from ..autoscale.mix import Column, Limits
-from ..autoscale.step_model import Slo, StepModel
+from ..autoscale.step_model import Slo, StepModel, kv_token_bytes
 from ..errors import ServingModelError
 from ..fit.accelerators import accelerator
 from ..fit.model import ModelShape
 from ..model.plans import Policy as PlannerPolicy
-from .engine import SETTLE_S, Settings
-from .serving_cluster import ServingSettings
+from .engine import SETTLE_S, Settings, node_name
+from .serving_cluster import Moves, ServingSettings
 from .serving_engine import Policy, run
+from .serving_failures import Failures
 from .serving_policies import HPA_MOST, Hpa, Ours, Static, bounds, rated_in_flight, static_replicas
 from .serving_pools import Pool, columns_of, step_models
 from .serving_result import ServingResult
@@ -41,10 +42,16 @@ class SharedQuestion:
     policies: tuple[str, ...] = ("busbar", "static")
     check: bool = False
     """Let the independent checker examine every plan."""
+    failures: Failures = field(default_factory=Failures)
+    """Of nodes, which training stands on, too, and of replicas."""
 
     def __post_init__(self) -> None:
         capacity = self.cluster.capacity()
         for pool in self.pools:
+            if pool.zone:
+                raise ServingModelError(
+                    f"--pools: {pool.name} names a zone, and the cluster's nodes are in none; leave it out"
+                )
             if pool.stock > capacity.get(pool.type, 0):
                 raise ServingModelError(
                     f"--pools: the service is to have {pool.stock} {pool.type}, the cluster has"
@@ -163,14 +170,25 @@ def _one(
     guarantee: Mapping[str, int],
     progress: Progress | None,
 ) -> SharedResult:
-    settings = Settings(settle_s=SETTLE_S, check=question.check)
+    failures = question.failures
+    settings = Settings(
+        settle_s=SETTLE_S,
+        check=question.check,
+        failures=tuple(
+            (row.at_s, node_name(row.pool, row.node), row.until_s - row.at_s) for row in failures.listed
+        ),
+        node_mtbf_s=failures.node_mtbf_s,
+        repair_s=failures.repair_s,
+        seed=failures.seed,
+    )
     places = SharedCluster(jobs, question.cluster, PlannerPolicy(), settings, guarantee, question.give_s)
 
     def show(done: float, total: float) -> None:
         if progress is not None:
             progress(policy.name, done, total)
 
-    serving = ServingSettings(start_s=question.start_s)
+    moves = Moves(kv_token_bytes(question.shape)) if policy.name == "busbar" else None
+    serving = ServingSettings(start_s=question.start_s, moves=moves, failures=failures)
     result = run(trace, buckets, columns, models, question.slo, policy, serving, show, places)
     return SharedResult(policy.name, result, places.figures(trace.duration_s), len(places.decisions))
 

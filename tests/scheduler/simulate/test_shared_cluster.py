@@ -14,10 +14,11 @@ from busbar.scheduler.errors import ServingModelError
 from busbar.scheduler.model.plans import Policy
 from busbar.scheduler.simulate.command import simulate
 from busbar.scheduler.simulate.engine import SETTLE_S, Settings
+from busbar.scheduler.simulate.serving_failures import Failures, Outage
 from busbar.scheduler.simulate.serving_pools import LLAMA_8B, parse_pools
 from busbar.scheduler.simulate.serving_trace import ServingTrace, steps
 from busbar.scheduler.simulate.shared_cluster import SharedCluster, elastic, full_size, window
-from busbar.scheduler.simulate.shared_run import SharedQuestion, reference_speeds, share
+from busbar.scheduler.simulate.shared_run import SharedQuestion, SharedResult, reference_speeds, share
 from busbar.scheduler.simulate.trace import Trace, TraceCluster, TraceJob
 
 CLUSTER = TraceCluster({"A100": 1}, {"A100": 8}, prices={"A100": 3.67})
@@ -75,6 +76,32 @@ def test_a_rigid_job_is_stopped_for_it_goes_on_later_and_has_lost_one_restart() 
     shared.advance(4 * HOUR)
     assert sizes(shared) == [2, 2, 2, 2]
     assert shared.figures(4 * HOUR).lost_h == pytest.approx(2 * 30 / HOUR, rel=0.01)
+
+
+def test_a_node_that_fails_takes_replicas_and_training_and_the_service_is_placed_on_the_other() -> None:
+    trace = steps([4, 4, 4, 4, 4], 120, [(300, 120)])
+    cluster = TraceCluster({"A100": 2}, {"A100": 4}, prices={"A100": 3.67})
+    training = jobs(train("one", 2), train("two", 2), train("three", 2))
+    results: list[SharedResult] = []
+    for listed in ((), (Outage(330.0, "A100", 0, 5000.0), Outage(330.0, "A100", 1, 340.0))):
+        question = SharedQuestion(
+            parse_pools("A100=3@3.67"),
+            cluster,
+            Slo(2.0, 0.1, 99.0),
+            LLAMA_8B,
+            policies=("busbar",),
+            check=True,
+            failures=Failures(listed=listed),
+        )
+        results += share(trace, training, question).results
+    calm, failed = results
+    assert (calm.serving.told.node_failures, failed.serving.told.node_failures) == (0, 2)
+    assert failed.serving.requests == calm.serving.requests
+    assert failed.serving.told.retried + failed.serving.told.resumed > 0
+    assert 0.2 < failed.serving.attainment < calm.serving.attainment
+    assert failed.training.work_h < calm.training.work_h
+    with pytest.raises(ServingModelError, match="names a zone"):
+        SharedQuestion(parse_pools("A100:a=3@3.67"), cluster, Slo(), LLAMA_8B)
 
 
 def test_a_free_place_is_given_at_once_and_never_more_than_the_guarantee() -> None:
