@@ -249,6 +249,7 @@ class Handlers:
             decisions = tuple(d for d in decisions if not isinstance(d, Admit))
         own = self._caches.owned_pods(KIND_SERVICE, service)
         model = model_uri(service, self._caches.jobs.items.values())
+        plan = await self.targets.plan(key, service, own, model.made_by)
         view = ServiceView(
             service=service,
             pods=own,
@@ -267,7 +268,8 @@ class Handlers:
                 if not answered
             ),
             scaling=self._scaling.get(service.metadata.uid),
-            plan=await self.targets.plan(key, service, own, model.made_by),
+            plan=plan,
+            warmth=self.targets.warmth(service, own, plan),
             day=self.targets.day(key, service),
             watts=self.energy.service_watts(service.metadata.uid),
             refused=refused,

@@ -72,7 +72,7 @@ class WarmLevel(StrEnum):
 
 
 class Warm(SpecModel):
-    """Replicas that sleep instead of leaving."""
+    """Replicas that sleep instead of leaving, while that may save more than it costs."""
 
     replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(
         description="At most so many surplus replicas stay, without requests, in places that any waiting job may take."
@@ -94,7 +94,8 @@ class Scaling(SpecModel):
         default=8, description="Requests in flight that one replica should carry."
     )
     warm: Warm | None = Field(
-        default=None, description="Replicas that sleep instead of leaving, and wake before others start."
+        default=None,
+        description="Replicas that sleep instead of leaving while that may save more than it costs, and wake before others start.",
     )
     external: (
         Annotated[

@@ -102,6 +102,8 @@ class Reason(StrEnum):
     REPLICA_ASLEEP = "ReplicaAsleep"
     """A replica that is not needed sleeps instead of leaving."""
     REPLICA_WOKEN = "ReplicaWoken"
+    SLEEP_ENDED = "SleepEnded"
+    """A replica that slept leaves: waiting for it to be wanted costs more than another start."""
     WAKE_FAILED = "WakeFailed"
     """A replica did not wake in time; another one replaces it."""
     EXTERNAL_TARGET = "ExternalTarget"

@@ -28,10 +28,12 @@ from busbar.operator.serving.room import RoomReader
 from busbar.operator.serving.service_plan import refused, service_plan
 from busbar.operator.serving.shares import Shares
 from busbar.operator.serving.view import model_uri
+from busbar.operator.serving.warm_worth import WarmWorth
 from busbar.operator.steady_clock import CLOCK, utc_now
 from busbar.operator.watch.caches import Caches
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler import Snapshot
+from busbar.scheduler.autoscale.warmth import Warmth
 
 MOST_PLANS = 4
 """Plans for stated loads that are computed at a time."""
@@ -55,7 +57,7 @@ class LatencyTargets:
         """
         self._caches, self._demand, self._outcome = caches, demand, outcome
         self._scales, self._has_gateway = scales, has_gateway
-        self._fleets, self._room = Fleets(), RoomReader()
+        self._fleets, self._room, self._warmth = Fleets(), RoomReader(), WarmWorth()
         self._plans_asked = 0
         self.histories: dict[str, History] = {}
         """The services' last day and load, by uid."""
@@ -65,6 +67,7 @@ class LatencyTargets:
     def keep(self, uids: Set[str]) -> None:
         """Forgets all other services."""
         self._fleets.keep(uids)
+        self._warmth.keep(uids)
         for uid in self.histories.keys() - uids:
             del self.histories[uid]
 
@@ -89,6 +92,10 @@ class LatencyTargets:
         if usage is not None:
             history.used(Spent(cost=usage.cost, joules=usage.energy_joules or 0.0), now_s)
         return history.day(now_s)
+
+    def warmth(self, service: ModelService, own: tuple[Pod, ...], plan: Plan | None) -> Warmth | None:
+        """What decides on its surplus replicas; None: it has no `scaling.warm`."""
+        return self._warmth.of(service, own, plan, self.clock())
 
     def shares_of(self, uid: str) -> Shares:
         """Where each class of a service's prompts shall go, by pool."""
@@ -147,6 +154,7 @@ class LatencyTargets:
             off=service.spec.suspend or not tenant,
             made_by=made_by,
             days=self._history(service).profile,
+            wake_s=self._warmth.wake_s(service),
         )
 
     def _history(self, service: ModelService) -> History:

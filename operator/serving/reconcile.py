@@ -42,7 +42,10 @@ def reconcile(view: ServiceView, decisions: tuple[Decision, ...] = ()) -> Servic
     notices: tuple[tuple[str, str], ...] = tuple((Reason.REPLICA_REPLACED, why) for why in lost.values())
     kept, asleep = _stay(view, decisions, lost)
     slept, told = warm.steps(view, kept, asleep)
-    notices += tuple(told)
+    released = {
+        p.uid for p in view.pods if any(isinstance(d, Release) and d.index == p.rank for d in decisions)
+    }
+    notices += (*told, *warm.ended(view, kept | asleep | released | lost.keys()))
     started, modes = _start(view, decisions)
     notices += tuple((Reason.MODE_CHOSEN, why) for why in modes)
     shares = ask_for_shares(view)

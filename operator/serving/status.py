@@ -113,6 +113,7 @@ def _entry(view: ServiceView, alive: list[Pod], desired: int, why: Change) -> Sc
         if held is None or not desired or held.cause in {entry.cause for entry in same}:
             return None
         why = held
+    said = (why.reason, woken_words(alive, old.desired_replicas, desired), surplus_words(view, desired))
     return ScalingDecision(
         time=view.now,
         previous=old.desired_replicas,
@@ -125,7 +126,7 @@ def _entry(view: ServiceView, alive: list[Pod], desired: int, why: Change) -> Sc
         cause=why.cause,
         requests_per_second=why.load_rps,
         capacity_per_second=why.capacity_rps,
-        reason=clip(f"{why.reason} {woken_words(alive, old.desired_replicas, desired)}".rstrip()),
+        reason=clip(" ".join(words for words in said if words)),
     )
 
 
@@ -241,6 +242,13 @@ def _held(view: ServiceView, desired: int) -> bool:
 
 def _wait(decisions: tuple[Decision, ...]) -> Wait | None:
     return next((d for d in decisions if isinstance(d, Wait)), None)
+
+
+def surplus_words(view: ServiceView, desired: int) -> str:
+    """Why replicas that are not wanted any more sleep or leave; empty where the number does not fall, or none may sleep."""
+    if view.warmth is None or view.off is not None or desired >= (view.status.desired_replicas or 0):
+        return ""
+    return view.warmth.choose(desired).reason
 
 
 def woken_words(pods: Iterable[Pod], before: int, desired: int) -> str:

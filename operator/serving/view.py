@@ -22,6 +22,7 @@ from busbar.operator.settings import Settings
 from busbar.operator.watch.projections import Pod
 from busbar.operator.write.actions import Action
 from busbar.scheduler.autoscale import ScalingState
+from busbar.scheduler.autoscale.warmth import Warmth
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class ServiceView:
     changing: frozenset[str] = frozenset()  # uids of pods that are answering POST /sleep or /wake_up now
     scaling: ScalingState | None = None  # the autoscaler's state; None after a restart
     plan: Plan | None = None  # what the latency target says; None: there is none
+    warmth: Warmth | None = None  # decides how many surplus replicas sleep; None: as many as the spec allows
     day: Counts | None = None  # what came and was spent in the last 24 hours; None: nothing is counted
     watts: Mapping[str, float] = field(default_factory=dict)  # that its replicas draw, by pool
     silent: Mapping[str, datetime] = field(

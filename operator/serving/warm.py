@@ -22,6 +22,7 @@ from busbar.kube.types.reasons import Reason
 from busbar.operator.serving.view import ServiceView
 from busbar.operator.watch.projections import ANNOTATION_SLEEP, Pod, Sleep
 from busbar.operator.write.actions import Action, Delete, Patch, PostToPod
+from busbar.scheduler.autoscale.warmth import SleepChoice
 
 Notices = list[tuple[str, str]]
 _ORDER = {Sleep.ASLEEP: 0, Sleep.SETTLING: 1, Sleep.WAKING: 2}
@@ -31,7 +32,7 @@ _ORDER = {Sleep.ASLEEP: 0, Sleep.SETTLING: 1, Sleep.WAKING: 2}
 def sleepers(view: ServiceView, surplus: Iterable[Pod]) -> list[Pod]:
     """Which replicas that are not wanted sleep; the others leave.
 
-    None sleeps while the service is off or its tenant's budget is spent, and none above `maxReplicas`.
+    As many as may save more than they cost (`warm_worth.py`). None sleeps while the service is off or its tenant's budget is spent, and none above `maxReplicas`.
     """
     warm = view.service.spec.scaling.warm
     if warm is None or view.off is not None or view.budget.why:
@@ -39,7 +40,26 @@ def sleepers(view: ServiceView, surplus: Iterable[Pod]) -> list[Pod]:
     room = view.service.spec.replica_ceiling - (view.status.desired_replicas or 0)
     able = [pod for pod in surplus if _can_sleep(view, pod)]
     able.sort(key=lambda pod: (_ORDER.get(pod.sleep, 3) if pod.sleep is not None else 3, pod.rank))
-    return able[: max(0, min(warm.replicas, room))]
+    choice = _choice(view)
+    worth = choice.count if choice is not None else warm.replicas
+    return able[: max(0, min(warm.replicas, worth, room))]
+
+
+def ended(view: ServiceView, staying: Set[str]) -> Notices:
+    """The events of replicas that have slept and leave, because it is not worth their price any more.
+
+    Args:
+        staying: uids of those that stay, and of those that leave for another reason.
+    """
+    choice = _choice(view)
+    if choice is None or view.off is not None or view.budget.why:
+        return []
+    leaving = [p for p in view.pods if p.sleep is Sleep.ASLEEP and not p.leaving and p.uid not in staying]
+    return [(Reason.SLEEP_ENDED, f"Replica {p.key.name} leaves. {choice.reason}") for p in leaving]
+
+
+def _choice(view: ServiceView) -> SleepChoice | None:
+    return view.warmth.choose(view.status.desired_replicas or 0) if view.warmth is not None else None
 
 
 def steps(view: ServiceView, kept: Set[str], asleep: Set[str]) -> tuple[list[Action], Notices]:
@@ -95,6 +115,8 @@ def _to_sleep(view: ServiceView, pod: Pod) -> tuple[list[Action], Notices]:
         if pod.sleep is Sleep.ASLEEP or not (engine_sleeps or _is_quiet(view, pod)):
             return [], []
         text = f"Replica {pod.key.name} sleeps; any job that waits may take its place."
+        choice = _choice(view)
+        text = f"{text} {choice.reason}" if choice is not None else text
         return [_mark(view, pod, Sleep.ASLEEP)], [(Reason.REPLICA_ASLEEP, text)]
     if reading is None or not reading.ready:
         return [], []

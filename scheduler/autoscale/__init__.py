@@ -11,6 +11,8 @@ request at zero wakes one replica immediately.
 
     pool = turns.next(bucket, shares, able, wait_s, patience)    whose turn it is, by the mix's shares
 
+    choice = warmth.choose(wanted)                           how many surplus replicas sleep instead of leaving
+
 With `demand_forecast.py` and `fleet.py` these serve the operator, for services with a latency target, and `busbar plan-capacity`.
 """
 

@@ -71,9 +71,9 @@ class ServingSettings:
     wake_s: float = 5.0
     warm_up_s: float = 300.0
     warm: int = 0
-    """At most so many surplus replicas sleep, each where it is, and wake before another one of their type starts: as
-    `scaling.warm` of a ModelService does it. Nothing sleeps at first. They cost what they cost awake, and nobody takes
-    their places."""
+    """At most so many surplus replicas sleep, each where it is and as long as that pays (`autoscale.warmth`), and wake before another
+    one of their type starts: as `scaling.warm` of a ModelService does it. Nothing sleeps at first. They cost what they cost awake,
+    and nobody takes their places."""
     moves: Moves | None = None
     """None: streams end on the replica that drains."""
     failures: Failures = field(default_factory=Failures)
@@ -130,7 +130,9 @@ class Cluster:
     held: list[Request] = field(default_factory=list)
     asleep: int = 0
     dozing: list[tuple[Column, str]] = field(default_factory=list)
-    """Replicas that sleep where they are, with their places (`ServingSettings.warm`)."""
+    """Replicas that sleep where they are, with their places (`ServingSettings.warm`), the longest first."""
+    may_sleep: int = 0
+    """So many of them now."""
     places: Places | None = None
     """None: there is room for all."""
     unplaced: dict[str, Column] = field(default_factory=dict)
@@ -232,12 +234,20 @@ class Cluster:
         gone = [m for m in draining if m.ready_s > now_s or not m.replica.in_flight]
         for member in gone:
             self.asleep += member.woken
-            if member.ready_s <= now_s and len(self.dozing) < self.settings.warm:
+            if member.ready_s <= now_s and len(self.dozing) < self.may_sleep:
                 self.dozing.append((member.column, member.place))
             elif self.places is not None:
                 self.places.give_back(member.place, now_s)
         if gone:
             self.members = [m for m in self.members if m not in gone]
+        while len(self.dozing) > self.may_sleep:
+            _, place = self.dozing.pop(0)
+            if self.places is not None:
+                self.places.give_back(place, now_s)
+
+    def sleeping(self) -> dict[str, int]:
+        """Replicas that sleep, by column."""
+        return dict(Counter(column.key for column, _ in self.dozing))
 
     def _hand_over(self, member: Member, now_s: float) -> None:
         """Moves the streams that the link has carried since the drain began, to peers that have room for them."""

@@ -37,6 +37,9 @@ class Policy(Protocol):
     def hold(self, stock: Mapping[str, int]) -> None:
         """Accelerators by pool that are there now."""
 
+    def sleepers(self, now_s: float, wanted: int, most: int) -> int:
+        """How many replicas above those wanted may sleep; asked every second if some may."""
+
 
 def run(
     trace: ServingTrace,
@@ -139,13 +142,18 @@ class _Loop:
                 self._count(replica.ended)
                 replica.ended.clear()
         cluster.fail(now_s)
+        if cluster.settings.warm:
+            wanted = sum(cluster.wanted.values())
+            cluster.may_sleep = self.policy.sleepers(now_s, wanted, cluster.settings.warm)
         cluster.leave(now_s)
         stock = cluster.stock(now_s)
         if stock is not None:
             self.policy.hold(stock)
         ready, starting = cluster.counts(now_s)
         rates = tuple(count / min(RATE_S, len(self.seconds)) for count in self.counts)
-        decision = self.policy.decide(Observation(now_s, rates, overdue, ready, starting, in_flight))
+        decision = self.policy.decide(
+            Observation(now_s, rates, overdue, ready, starting, in_flight, cluster.sleeping())
+        )
         if decision is not None:
             cluster.resize(decision.target, now_s)
             if now_s > cluster.settings.warm_up_s:

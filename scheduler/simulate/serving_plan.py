@@ -258,7 +258,11 @@ class _Load:
     def _policy(self, name: str) -> Policy:
         question, single = self.question, self.bound.single
         if name == "busbar":
-            fleet = FleetSettings(start_s=question.lead_s, down_after_s=max(300.0, question.lead_s))
+            fleet = FleetSettings(
+                start_s=question.lead_s,
+                wake_s=question.wake_s if question.warm else None,
+                down_after_s=max(300.0, question.lead_s),
+            )
             return Ours.of(self.columns, question.limits, question.slo, fleet, self.trace.earlier)
         if name == "hpa":
             rated = rated_in_flight(self.models[single.key], single, self.buckets.means, self.minutes)

@@ -22,6 +22,7 @@ from ..autoscale.day_profile import BIN_S
 from ..autoscale.fleet import Cause, Decision, Fleet, FleetSettings, Observation
 from ..autoscale.mix import Column, Effort, Limits, cheapest, domains_of
 from ..autoscale.step_model import Bucket, Slo, StepModel, in_flight
+from ..autoscale.warmth import SleepTerms, WantedHistory
 from ..errors import ServingModelError
 
 HPA_TARGET, HPA_PERIOD_S, HPA_MEAN_S, HPA_TOLERANCE, HPA_DOWN_S, HPA_MOST = 0.7, 15, 60, 0.1, 300, 1.5
@@ -38,6 +39,7 @@ class Ours:
     """What the limits ask for while all nodes are there."""
     stock: Mapping[str, int] = field(default_factory=dict)
     """The same."""
+    wanted: WantedHistory = field(default_factory=WantedHistory)
 
     @classmethod
     def of(
@@ -74,6 +76,14 @@ class Ours:
         domains = min(self.asked_domains, len(zones))
         self.fleet.limits = replace(self.fleet.limits, stock=held, min_domains=domains)
 
+    def sleepers(self, now_s: float, wanted: int, most: int) -> int:
+        settings, inside = self.fleet.settings, self.fleet.forecast.calibration
+        assert settings.wake_s is not None
+        missed = 1 - (inside if inside is not None else settings.quantile)
+        self.wanted.observe(now_s, wanted)
+        terms = SleepTerms(settings.start_s, settings.wake_s, round(missed, 2), settings.quantile)
+        return self.wanted.choose(wanted, most, terms).count
+
 
 @dataclass(slots=True)
 class Static:
@@ -91,6 +101,9 @@ class Static:
 
     def hold(self, stock: Mapping[str, int]) -> None:
         """It ignores the stock."""
+
+    def sleepers(self, now_s: float, wanted: int, most: int) -> int:
+        return 0
 
 
 @dataclass(slots=True)
@@ -133,6 +146,9 @@ class Hpa:
 
     def hold(self, stock: Mapping[str, int]) -> None:
         """It ignores the stock."""
+
+    def sleepers(self, now_s: float, wanted: int, most: int) -> int:
+        return 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,20 @@ from busbar.kube.login import Login
 from busbar.kube.types import ModelService
 from busbar.operator.accounting.budgets import Hold
 from busbar.operator.decisions import Release
+from busbar.operator.serving import fleet_input
 from busbar.operator.serving.claims import claims
-from busbar.operator.serving.fleet_input import Seen, alive, ready, start_seconds
+from busbar.operator.serving.fleet_input import Seen, alive, ready, settings_of, start_seconds
+from busbar.operator.serving.fleets import Ahead, Plan
 from busbar.operator.serving.metrics import ScalingMetrics
 from busbar.operator.serving.reconcile import reconcile
 from busbar.operator.serving.replicas import wanted_indexes
 from busbar.operator.serving.routes import build_routes
 from busbar.operator.serving.view import ModelPlace, ServiceView
+from busbar.operator.serving.warm_worth import WarmWorth
 from busbar.operator.watch.caches import Caches
 from busbar.operator.watch.projections import ANNOTATION_DRAINING, ANNOTATION_SLEEP, Pod, Sleep, project_pod
 from busbar.operator.write.actions import Action, Create, Delete, Patch, PostToPod
+from busbar.scheduler.autoscale.warmth import BIN_S, SleepTerms, WantedHistory, Warmth
 
 AWAKE = ServingStatus(ready=True)
 BUSY = ServingStatus(ready=True, running=2)
@@ -209,6 +213,8 @@ def test_sleeping_replicas_are_no_part_of_the_fleet_that_the_latency_target_deci
     pods = [replica(i, sleep=s, sleep_since=NOW, ready=s is not WAKING) for i, s in enumerate(states)]
     seen = Seen(warm(), tuple(pods), (), (), None, 0, 0.0, 0.0)
     assert (alive(seen), ready(seen)) == ({"cpu": 3}, {"cpu": 2})
+    assert fleet_input.sleeping(seen) == {"cpu": sum(pod.sleep is ASLEEP for pod in pods)}
+    assert settings_of(replace(seen, wake_s=4.0)).wake_s == 4.0
 
 
 @pytest.mark.parametrize(
@@ -272,6 +278,81 @@ def test_a_place_that_is_taken_for_watts_is_not_slept_in() -> None:
     assert [said(a) for a in reconcile(view(warm(), replica(0), readings={0: AWAKE}), order).actions] == [
         "drains"
     ]
+
+
+def worth(*counts: int, start_s: float = 60.0, missed: float = 0.1) -> Warmth:
+    """What decides after so many were wanted, bin by bin."""
+    history = WantedHistory()
+    for bin_, count in enumerate(counts):
+        history.observe(bin_ * BIN_S, count)
+    return Warmth(history, 2, SleepTerms(start_s, 5.0, missed))
+
+
+SOON, NEVER = worth(*[1, 1, 0, 0] * 30), worth(*[1] * 60, *[0] * 200)
+
+
+def test_a_surplus_replica_sleeps_only_if_it_is_likely_to_be_wanted_again_soon_enough() -> None:
+    pod = {"readings": {0: AWAKE}}
+    assert did(warm(), replica(0), warmth=SOON, **pod) == ["Settling"]
+    assert did(warm(), replica(0), warmth=NEVER, **pod) == ["drains"]
+    assert did(warm(), replica(0), warmth=worth(*[1] * 60, *[0] * 200, start_s=60_000), **pod) == ["drains"]
+    assert did(warm(), replica(0), warmth=worth(*[1, *[0] * 12] * 20, missed=1.0), **pod) == ["Settling"]
+
+
+def test_a_replica_that_sleeps_leaves_once_that_is_not_worth_its_price_and_an_event_says_why() -> None:
+    asleep = view(warm(), at(ASLEEP), readings={0: SLEEPS}, warmth=NEVER)
+    update = reconcile(asleep)
+    assert [said(action) for action in update.actions] == ["deleted"]
+    [(reason, text)] = update.notices
+    assert reason == "SleepEnded"
+    assert "Replica web-0 leaves. One more replica was wanted within" in text
+    assert "no surplus replica may sleep" in text
+    assert not reconcile(replace(asleep, warmth=SOON)).actions
+    taken = (Release("Preempted", "gives its place", "7", index=0),)
+    assert reconcile(asleep, taken).notices == (), "somebody took its place: that is another reason"
+    spent = replace(asleep, budget=Hold(why="The budget is spent."))
+    assert reconcile(spent).notices == ()
+
+
+def test_the_history_and_the_event_say_why_a_replica_sleeps() -> None:
+    told = reconcile(view(warm(), at(SETTLING), readings={0: SLEEPS}, warmth=SOON)).notices[0][1]
+    assert "any job that waits may take its place. One more replica was wanted within 60 s" in told
+    status = reconcile(
+        view(fewer(2, 1), replica(0), replica(1), readings={0: AWAKE, 1: AWAKE}, warmth=SOON)
+    ).status
+    assert status is not None
+    assert status.scaling_history is not None
+    assert "surplus replica" in status.scaling_history[-1].reason
+
+
+def fewer(before: int, after: int) -> ModelService:
+    """A service whose number somebody has just lowered."""
+    made = warm(desired=before)
+    return made.model_copy(update={"spec": made.spec.model_copy(update={"replicas": after})})
+
+
+def test_wakes_are_measured_and_the_terms_follow_the_service() -> None:
+    known, of = WarmWorth(), warm(replicas=3)
+    assert known.wake_s(of) == 5.0
+    assert known.wake_s(warm(level="loaded")) == 1.0
+    assert known.wake_s(service()) is None
+    assert known.of(service(), (), None, 0.0) is None
+    first = known.of(of, [at(WAKING, 9)], None, 1000.0)
+    assert first is not None
+    assert (first.most, first.terms.start_s, first.terms.wake_s, first.terms.missed) == (3, 60.0, 5.0, 1.0)
+    after = known.of(of, [at(WOKEN, 7)], None, 1001.0)
+    assert after is not None
+    assert after.terms.wake_s == 2.0
+    assert known.wake_s(of) == 2.0
+    foreseen = Plan({"l4": 2}, ahead=Ahead(1.0, 2.0, 3.0, 90.0, "level", 0.8))
+    with_target = known.of(warm(desired=2), [], foreseen, 1002.0)
+    assert with_target is not None
+    assert with_target.terms.missed == 0.2
+    at_zero = known.of(warm(desired=0), [], foreseen, 1003.0)
+    assert at_zero is not None
+    assert at_zero.terms.missed == 1.0, "a request at zero waits for the start"
+    known.keep(())
+    assert known.wake_s(of) == 5.0
 
 
 def test_nothing_sleeps_on_a_spent_budget() -> None:

@@ -69,13 +69,24 @@ def test_sleeping_replicas_meet_a_step_that_starting_ones_miss() -> None:
     assert warm.attainment > cold.attainment
 
 
-def test_surplus_replicas_that_sleep_meet_the_next_step_and_are_paid() -> None:
-    trace = steps([60, 60, 60, 1, 1, 1, 1, 1, 1, 1, 1, 60], 120, LENGTHS)
-    cold, warm = (plan(trace, policies=("busbar",), start_s=90.0, warm=most).results[0] for most in (0, 10))
-    assert warm.attainment > cold.attainment
+def test_surplus_replicas_sleep_where_bursts_come_again_and_are_paid() -> None:
+    trace = steps([60, 1, 1, 1, 60, 1, 1, 1, 60, 1, 1, 1, 60], 120, LENGTHS)
+    cold, warm = (plan(trace, policies=("busbar",), start_s=120.0, warm=most).results[0] for most in (0, 10))
+    assert warm.attainment > cold.attainment + 0.1
     assert cold.asleep_cost == 0
-    assert 0 < warm.asleep_cost < warm.cost
-    assert warm.cost > cold.cost
+    assert 0 < warm.asleep_cost < 0.5 * warm.cost
+
+
+def test_surplus_replicas_leave_where_what_was_never_comes_again() -> None:
+    trace = steps([*[6] * 12, *[0.5] * 12], 120, LENGTHS)
+    asked = (
+        Question(parse_pools("A10G=8@1.01"), Slo(), LLAMA_8B, policies=("busbar",), warm_up_s=60, warm=most)
+        for most in (0, 8)
+    )
+    cold, warm = (answer(trace, question).results[0] for question in asked)
+    assert warm.attainment == cold.attainment
+    assert cold.peak["A10G"] >= 4
+    assert warm.cost < 1.03 * cold.cost
     early = steps([2, 2, 2], 120, LENGTHS)
     first, same = (plan(early, policies=("busbar",), start_s=90.0, warm=most).results[0] for most in (0, 10))
     assert first.to_json() == same.to_json(), "nothing sleeps before there was a surplus"
