@@ -23,7 +23,10 @@ from busbar.scheduler.autoscale.fleet import FleetSettings
 from busbar.scheduler.autoscale.warmth import SleepTerms, WantedHistory, Warmth
 
 WAKE_S = {WarmLevel.SLEEPING: 5.0, WarmLevel.LOADED: 1.0}
-"""A wake takes so long until one was seen."""
+"""A wake takes so long until one was seen, or a tenth of a start, if that is less."""
+WAKE_PART = 0.1
+LEAST_START_S = 1.0
+"""Starts are measured by times of pods, which are whole seconds."""
 
 
 @dataclass
@@ -46,14 +49,15 @@ class WarmWorth:
         known = set(uids)
         self._states = {uid: state for uid, state in self._states.items() if uid in known}
 
-    def wake_s(self, service: ModelService) -> float | None:
+    def wake_s(self, service: ModelService, pods: Iterable[Pod]) -> float | None:
         """Seconds of a wake; None: nothing of the service sleeps."""
         warm = service.spec.scaling.warm
         if warm is None:
             return None
         state = self._states.get(service.metadata.uid)
         measured = state.wake_s if state is not None else None
-        return measured if measured is not None else WAKE_S[warm.level]
+        guessed = min(WAKE_S[warm.level], WAKE_PART * _start_s(service, pods))
+        return measured if measured is not None else guessed
 
     def of(
         self, service: ModelService, pods: Iterable[Pod], plan: Plan | None, now_s: float
@@ -72,10 +76,13 @@ class WarmWorth:
         _see_wakes(state, pods)
         wanted = (service.status.desired_replicas if service.status is not None else None) or 0
         state.wanted.observe(now_s, wanted)
-        starts = start_seconds(service, pods)
-        start_s, wake_s = max(starts.values(), default=START_S), self.wake_s(service) or 0.0
+        start_s, wake_s = _start_s(service, pods), self.wake_s(service, pods) or 0.0
         terms = SleepTerms(round(start_s, 1), round(wake_s, 1), _missed(plan, wanted))
         return Warmth(state.wanted, warm.replicas, terms)
+
+
+def _start_s(service: ModelService, pods: Iterable[Pod]) -> float:
+    return max(LEAST_START_S, max(start_seconds(service, pods).values(), default=START_S))
 
 
 def _missed(plan: Plan | None, wanted: int) -> float:

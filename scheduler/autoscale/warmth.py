@@ -34,6 +34,8 @@ BIN_S = 30.0
 DAY_BINS = round(86_400 / BIN_S)
 FEWEST = 30
 """Moments from which a probability is taken (a quarter of an hour)."""
+LEAST_S = 60.0
+"""Before that many are known, a surplus replica sleeps at least so long if a wake is worth anything: no choice turns within it."""
 FEWEST_TIMES = 5
 """Times apart with as many replicas as now, from which those alone count: what came after one of them may have been chance."""
 
@@ -96,7 +98,8 @@ class WantedHistory:
     def _choice(self, wanted: int, most: int, terms: SleepTerms) -> SleepChoice:
         worth = f"a wake saves {terms.worth_s:.0f} s of a replica's price"
         if len(self.counts) < FEWEST:
-            count = next((k for k in range(most) if self._since_s(wanted + k + 1) >= terms.worth_s), most)
+            paid_s = max(terms.worth_s, LEAST_S) if terms.worth_s > 0 else 0.0
+            count = next((k for k in range(most) if self._since_s(wanted + k + 1) >= paid_s), most)
             return SleepChoice(
                 count, f"Surplus replicas sleep until that has cost what it may save: {worth}."
             )

@@ -333,17 +333,23 @@ def fewer(before: int, after: int) -> ModelService:
 
 def test_wakes_are_measured_and_the_terms_follow_the_service() -> None:
     known, of = WarmWorth(), warm(replicas=3)
-    assert known.wake_s(of) == 5.0
-    assert known.wake_s(warm(level="loaded")) == 1.0
-    assert known.wake_s(service()) is None
+    assert known.wake_s(of, ()) == 5.0
+    assert known.wake_s(warm(level="loaded"), ()) == 1.0
+    assert known.wake_s(service(), ()) is None
     assert known.of(service(), (), None, 0.0) is None
+    quick = replica(0, created_at=ago(9), ready_since=ago(7))
+    assert known.wake_s(of, [quick]) == pytest.approx(0.2), (
+        "a wake is no longer than a start before one was seen"
+    )
+    at_once = replica(0, created_at=ago(9), ready_since=ago(9))
+    assert known.wake_s(of, [at_once]) == pytest.approx(0.1)
     first = known.of(of, [at(WAKING, 9)], None, 1000.0)
     assert first is not None
     assert (first.most, first.terms.start_s, first.terms.wake_s, first.terms.missed) == (3, 60.0, 5.0, 1.0)
     after = known.of(of, [at(WOKEN, 7)], None, 1001.0)
     assert after is not None
     assert after.terms.wake_s == 2.0
-    assert known.wake_s(of) == 2.0
+    assert known.wake_s(of, ()) == 2.0
     foreseen = Plan({"l4": 2}, ahead=Ahead(1.0, 2.0, 3.0, 90.0, "level", 0.8))
     with_target = known.of(warm(desired=2), [], foreseen, 1002.0)
     assert with_target is not None
@@ -352,7 +358,7 @@ def test_wakes_are_measured_and_the_terms_follow_the_service() -> None:
     assert at_zero is not None
     assert at_zero.terms.missed == 1.0, "a request at zero waits for the start"
     known.keep(())
-    assert known.wake_s(of) == 5.0
+    assert known.wake_s(of, ()) == 5.0
 
 
 def test_nothing_sleeps_on_a_spent_budget() -> None:

@@ -59,6 +59,9 @@ def test_before_enough_is_known_it_sleeps_until_that_has_cost_what_it_may_save()
     assert counts[-1] == 0
     assert 90 <= 10 * counts.index(0) - 30 <= 150
     assert "until that has cost what it may save" in made.choose(1, 5, TERMS).reason
+    quick = history(2, 1)
+    assert quick.choose(1, 1, SleepTerms(2, 1)).count == 1, "not turned within a minute"
+    assert quick.choose(1, 1, SleepTerms(2, 3)).count == 0, "a wake that takes longer is worth nothing"
 
 
 def test_after_a_restart_those_that_sleep_go_on_for_as_long_as_a_wake_is_worth() -> None:
