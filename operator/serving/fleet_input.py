@@ -12,7 +12,7 @@ from busbar.operator.profiles.table import Workload, rates_of
 from busbar.operator.serving.replica_speed import Speeds
 from busbar.operator.serving.room import no_less_than
 from busbar.operator.serving.sizes import BUCKETS, Sizes
-from busbar.operator.watch.projections import Pod, Sleep
+from busbar.operator.watch.projections import Pod
 from busbar.scheduler.autoscale.day_profile import DayProfile
 from busbar.scheduler.autoscale.fleet import FleetSettings
 from busbar.scheduler.autoscale.mix import Column, Effort, Limits, cheapest, domains_of
@@ -52,8 +52,6 @@ class Seen:
     """What quota, budgets, power and the pools leave to it; None: not known yet."""
     days: DayProfile = field(default_factory=DayProfile)
     """Of its load; it is added to."""
-    wake_s: float | None = None
-    """Until a replica that sleeps serves; None: none sleep."""
 
 
 def columns_of(
@@ -148,9 +146,7 @@ def priced(pools: Iterable[AcceleratorPool]) -> bool:
 def settings_of(seen: Seen) -> FleetSettings:
     starts = start_seconds(seen.service, seen.pods)
     start_s = max(starts.values(), default=START_S)
-    return FleetSettings(
-        start_s=start_s, wake_s=seen.wake_s, down_after_s=max(DOWN_AFTER_S, start_s), effort=EFFORT
-    )
+    return FleetSettings(start_s=start_s, down_after_s=max(DOWN_AFTER_S, start_s), effort=EFFORT)
 
 
 def start_seconds(service: ModelService, pods: Iterable[Pod]) -> dict[str, float]:
@@ -251,10 +247,6 @@ def alive(seen: Seen) -> dict[str, int]:
 
 def ready(seen: Seen) -> dict[str, int]:
     return _by_pool(p for p in seen.pods if p.takes_requests)
-
-
-def sleeping(seen: Seen) -> dict[str, int]:
-    return _by_pool(p for p in seen.pods if p.sleep is Sleep.ASLEEP and not p.leaving)
 
 
 def _by_pool(pods: Iterable[Pod]) -> dict[str, int]:

@@ -34,7 +34,6 @@ from busbar.operator.serving.fleet_input import (
     priced,
     ready,
     settings_of,
-    sleeping,
     split,
     target_of,
 )
@@ -358,7 +357,6 @@ def _decide(state: _State, seen: Seen, fleet: Fleet, rate: float, demand: Servic
     state.target = target
     fleet.limits = limits_of(seen, fleet.columns, state.target or {}, _blocked(state, seen))
     state.over_since_s = _over_since(state, seen, fleet, rate, demand, target)
-    columns = {column.key for column in fleet.columns}
     serving = {name: min(count, target.get(name, 0)) for name, count in ready(seen).items()}
     decision = fleet.decide(
         Observation(
@@ -368,7 +366,6 @@ def _decide(state: _State, seen: Seen, fleet: Fleet, rate: float, demand: Servic
             ready=serving,
             starting={name: count - serving.get(name, 0) for name, count in target.items()},
             in_flight=demand.in_flight,
-            sleeping={name: count for name, count in sleeping(seen).items() if name in columns},
         )
     )
     state.held = None

@@ -154,7 +154,6 @@ class LatencyTargets:
             off=service.spec.suspend or not tenant,
             made_by=made_by,
             days=self._history(service).profile,
-            wake_s=self._warmth.wake_s(service, own),
         )
 
     def _history(self, service: ModelService) -> History:

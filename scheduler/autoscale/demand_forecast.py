@@ -83,7 +83,7 @@ class DemandForecast:
     _margins: dict[str, float] = field(default_factory=dict)
 
     def observe(self, now_s: float, rate: float) -> None:
-        """The mean rate of the bin that ends at `now_s`. Two forecasts of one load may share its earlier days: they are means."""
+        """The mean rate of the bin that ends at `now_s`."""
         if not math.isfinite(rate) or rate < 0:
             raise ServingModelError(f"an observed rate is {rate:g}; it must be zero or more")
         settings = self.settings

@@ -6,8 +6,7 @@ In this order:
 
 - panic: the last ten seconds exceed what is live (starting replicas included), or more requests than the SLO lets be
   late have waited half the TTFT target while nothing starts. Acts at once, on those seconds, without averages.
-- forecast: every `period_s`, the quantile of the load when a replica asked for now would be ready; where enough of them
-  sleep, when one of these would be. What is missing is
+- forecast: every `period_s`, the quantile of the load when a replica asked for now would be ready. What is missing is
   added cheapest first; where the whole mix chosen anew is cheaper by more than `resolve_gain`, the new types start and
   the old ones leave when those are ready.
 - budget: where what is live costs more per hour than it may, the mix within the budget that carries most remains.
@@ -30,7 +29,7 @@ from enum import Enum
 from ..errors import ServingModelError
 from .columns import TOLERANCE, LimitKind, domains_of
 from .day_profile import DayProfile
-from .demand_forecast import BIN_S, DemandForecast, Forecast, ForecastSettings
+from .demand_forecast import BIN_S, DemandForecast, ForecastSettings
 from .mix import Column, Effort, Limits, Mix, Switching, allowed, binding, cheapest, spread
 from .step_model import Slo
 
@@ -57,8 +56,6 @@ class FleetSettings:
 
     start_s: float = 60.0
     """From a decision to a ready replica."""
-    wake_s: float | None = None
-    """Until one that sleeps is ready; None: none sleep."""
     period_s: float = 30.0
     down_after_s: float = 300.0
     """A lower number must have been enough for this long."""
@@ -92,14 +89,6 @@ class FleetSettings:
     def forecast(self) -> ForecastSettings:
         return ForecastSettings(horizon_s=self.start_s + self.period_s, quantile=self.quantile)
 
-    @property
-    def near(self) -> ForecastSettings | None:
-        """Of what must be awake where enough replicas sleep; None: none sleep."""
-        if self.wake_s is None:
-            return None
-        horizon_s = min(self.wake_s, self.start_s) + self.period_s
-        return ForecastSettings(horizon_s=horizon_s, quantile=self.quantile)
-
 
 @dataclass(frozen=True, slots=True)
 class Observation:
@@ -113,7 +102,6 @@ class Observation:
     ready: Mapping[str, int]
     starting: Mapping[str, int]
     in_flight: int = 0
-    sleeping: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def live(self) -> dict[str, int]:
@@ -144,8 +132,6 @@ class Fleet:
     days: DayProfile = field(default_factory=DayProfile)
     """Of the load, from before."""
     forecast: DemandForecast = field(init=False)
-    near: DemandForecast | None = field(init=False)
-    """As far ahead as a wake; None: nothing sleeps."""
     limited: LimitKind | None = None
     """What kept the last addition from carrying its whole load; None: nothing, or there was none since the load fits."""
     wanted_rps: float = 0.0
@@ -162,11 +148,6 @@ class Fleet:
 
     def __post_init__(self) -> None:
         self.forecast = DemandForecast(self.settings.forecast, self.days)
-        self.near = self._near()
-
-    def _near(self) -> DemandForecast | None:
-        settings = self.settings.near
-        return DemandForecast(settings, self.days) if settings is not None else None
 
     def begin(self, rates: Sequence[float], now_s: float = 0.0) -> dict[str, int]:
         """Replicas for a known first load."""
@@ -186,10 +167,6 @@ class Fleet:
             self._futile_until_s = -math.inf
         self.columns, self.limits, self.settings = columns, limits, settings
         self.forecast.settings = settings.forecast
-        if self.near is None or settings.near is None:
-            self.near = self._near()
-        else:
-            self.near.settings = settings.near
         self._shares = self._shares or _normalised(shares)
 
     def decide(self, seen: Observation) -> Decision | None:
@@ -221,8 +198,6 @@ class Fleet:
         self._next_bin_s += BIN_S * (1 + missed)
         total = sum(seen.rates)
         self.forecast.observe(seen.now_s, total)
-        if self.near is not None:
-            self.near.observe(seen.now_s, total)
         weight = 1 - math.exp(-BIN_S / self.settings.shares_s)
         if not self._shares:
             self._shares = _normalised(seen.rates)
@@ -271,7 +246,7 @@ class Fleet:
     def _planned(self, seen: Observation) -> Decision | None:
         if not self._shares:
             return None
-        ahead = self._ahead(seen)
+        ahead = self.forecast.forecast(seen.now_s)
         load = self._load(ahead.upper)
         self._note(seen.now_s, ahead.upper)
         live = seen.live
@@ -282,19 +257,6 @@ class Fleet:
         if self._in_too_few_domains(live):
             return self._over_domains(load, live)
         return self._remove(load, seen)
-
-    def _ahead(self, seen: Observation) -> Forecast:
-        """The load to be ready for: where those that sleep carry what may come until another one could start, only what may
-        come until they wake."""
-        far = self.forecast.forecast(seen.now_s)
-        if self.near is None or not any(seen.sleeping.values()):
-            return far
-        live = seen.live
-        woken = {key: live.get(key, 0) + seen.sleeping.get(key, 0) for key in {*live, *seen.sleeping}}
-        load = self._load(far.upper)
-        if spread(self.columns, load, woken).fullest > 1 or self._misses(load, woken):
-            return far
-        return self.near.forecast(seen.now_s)
 
     def _over_domains(self, load: Sequence[float], live: Mapping[str, int]) -> Decision:
         """What is live stands in too few failure domains: the mix that does not, beside it where there is room."""

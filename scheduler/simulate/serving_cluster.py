@@ -245,10 +245,6 @@ class Cluster:
             if self.places is not None:
                 self.places.give_back(place, now_s)
 
-    def sleeping(self) -> dict[str, int]:
-        """Replicas that sleep, by column."""
-        return dict(Counter(column.key for column, _ in self.dozing))
-
     def _hand_over(self, member: Member, now_s: float) -> None:
         """Moves the streams that the link has carried since the drain began, to peers that have room for them."""
         moves = self.settings.moves

@@ -151,9 +151,7 @@ class _Loop:
             self.policy.hold(stock)
         ready, starting = cluster.counts(now_s)
         rates = tuple(count / min(RATE_S, len(self.seconds)) for count in self.counts)
-        decision = self.policy.decide(
-            Observation(now_s, rates, overdue, ready, starting, in_flight, cluster.sleeping())
-        )
+        decision = self.policy.decide(Observation(now_s, rates, overdue, ready, starting, in_flight))
         if decision is not None:
             cluster.resize(decision.target, now_s)
             if now_s > cluster.settings.warm_up_s:

@@ -260,10 +260,11 @@ class _Load:
         if name == "busbar":
             fleet = FleetSettings(
                 start_s=question.lead_s,
-                wake_s=question.wake_s if question.warm else None,
                 down_after_s=max(300.0, question.lead_s),
             )
-            return Ours.of(self.columns, question.limits, question.slo, fleet, self.trace.earlier)
+            return Ours.of(
+                self.columns, question.limits, question.slo, fleet, self.trace.earlier, question.wake_s
+            )
         if name == "hpa":
             rated = rated_in_flight(self.models[single.key], single, self.buckets.means, self.minutes)
             return Hpa(single, rated, math.ceil(HPA_MOST * self.static))

@@ -40,6 +40,8 @@ class Ours:
     stock: Mapping[str, int] = field(default_factory=dict)
     """The same."""
     wanted: WantedHistory = field(default_factory=WantedHistory)
+    wake_s: float = 0.0
+    """Until one that sleeps serves."""
 
     @classmethod
     def of(
@@ -49,13 +51,14 @@ class Ours:
         slo: Slo,
         settings: FleetSettings,
         earlier: Sequence[tuple[float, float]] = (),
+        wake_s: float = 0.0,
     ) -> Ours:
         fleet = Fleet(columns, limits, slo, settings)
         for at_s, rate in earlier:
             # A window of ServeGen is ten minutes: both of the profile's bins in it.
             for part in range(2):
                 fleet.forecast.days.remember(at_s + part * BIN_S, rate)
-        return cls(fleet, asked_domains=limits.min_domains)
+        return cls(fleet, asked_domains=limits.min_domains, wake_s=wake_s)
 
     def begin(self, rates: Sequence[float], now_s: float = 0.0) -> Mapping[str, int]:
         return self.fleet.begin(rates, now_s)
@@ -78,10 +81,9 @@ class Ours:
 
     def sleepers(self, now_s: float, wanted: int, most: int) -> int:
         settings, inside = self.fleet.settings, self.fleet.forecast.calibration
-        assert settings.wake_s is not None
         missed = 1 - (inside if inside is not None else settings.quantile)
         self.wanted.observe(now_s, wanted)
-        terms = SleepTerms(settings.start_s, settings.wake_s, round(missed, 2), settings.quantile)
+        terms = SleepTerms(settings.start_s, self.wake_s, round(missed, 2), settings.quantile)
         return self.wanted.choose(wanted, most, terms).count
 
 

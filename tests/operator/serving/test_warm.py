@@ -17,9 +17,8 @@ from busbar.kube.login import Login
 from busbar.kube.types import ModelService
 from busbar.operator.accounting.budgets import Hold
 from busbar.operator.decisions import Release
-from busbar.operator.serving import fleet_input
 from busbar.operator.serving.claims import claims
-from busbar.operator.serving.fleet_input import Seen, alive, ready, settings_of, start_seconds
+from busbar.operator.serving.fleet_input import Seen, alive, ready, start_seconds
 from busbar.operator.serving.fleets import Ahead, Plan
 from busbar.operator.serving.metrics import ScalingMetrics
 from busbar.operator.serving.reconcile import reconcile
@@ -213,8 +212,6 @@ def test_sleeping_replicas_are_no_part_of_the_fleet_that_the_latency_target_deci
     pods = [replica(i, sleep=s, sleep_since=NOW, ready=s is not WAKING) for i, s in enumerate(states)]
     seen = Seen(warm(), tuple(pods), (), (), None, 0, 0.0, 0.0)
     assert (alive(seen), ready(seen)) == ({"cpu": 3}, {"cpu": 2})
-    assert fleet_input.sleeping(seen) == {"cpu": sum(pod.sleep is ASLEEP for pod in pods)}
-    assert settings_of(replace(seen, wake_s=4.0)).wake_s == 4.0
 
 
 @pytest.mark.parametrize(

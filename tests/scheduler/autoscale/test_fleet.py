@@ -53,22 +53,6 @@ def test_panic_acts_within_a_second_on_ten_seconds_of_load() -> None:
     assert decision.target["small"] + 10 * decision.target["big"] >= 8
 
 
-def test_where_enough_sleep_only_the_load_until_they_wake_must_be_carried() -> None:
-    """A load that rises by one request per second in 50 s: until one could start it is far above what it is at a wake."""
-    rates = [2 + second / 50 for second in range(900)]
-    targets = []
-    for sleeping in ({}, {"small": 1}, {"small": 30}):
-        item = Fleet((SMALL,), Limits(), Slo(), FleetSettings(start_s=120, wake_s=5))
-        live, decision = {"small": 4}, None
-        for second, rate in enumerate(rates, 1):
-            asked = Observation(float(second), (rate,), 0, dict(live), {}, sleeping=sleeping)
-            decision = item.decide(asked)
-            if decision is not None:
-                live = dict(decision.target)
-        targets.append(live["small"])
-    assert min(targets[:2]) > targets[2] >= 18
-
-
 def test_starting_replicas_count_against_panic() -> None:
     assert fleet().decide(seen(1.0, 8.0, {"small": 2}, {"big": 1})) is None
 
