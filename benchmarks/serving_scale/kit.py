@@ -1,6 +1,6 @@
 """Rows of serving across GPU types: scaling on public loads, the mix solver, a published allocation, the step model.
 
-    python -m benchmarks.serving_scale.kit azure servegen_2 servegen_9 servegen_180_2 servegen_180_9 steps failures solver melange step_model --data DIR
+    python -m benchmarks.serving_scale.kit azure servegen_2 servegen_9 servegen_180_2 servegen_180_9 steps warm warm_days failures solver melange step_model --data DIR
     python -m benchmarks.serving_scale.kit servegen_180_2_busiest servegen_180_9_busiest --data DIR
     python -m benchmarks.serving_scale.kit shared_12 shared_12_elastic shared_16_elastic --data DIR
 
@@ -218,6 +218,48 @@ def stepped(data: Path) -> list[Row]:
     third["measured"]["asleep_over_cost"] = round(ours.asleep_cost / ours.cost, 4)
     third["measured"]["cost_over_hpa_awake"] = round((ours.cost - ours.asleep_cost) / hpa.cost, 4)
     return [first, second, third]
+
+
+def warm(data: Path) -> list[Row]:
+    """What `scaling.warm` costs and wins: each load without it and with it; the days are in `warm_days`."""
+    once = requests_csv(data / AZURE)
+    lengths = list(zip(once.prompts, once.outputs, strict=True))
+    loads = [
+        ("Azure conv x 12, 1 h", requests_csv(data / AZURE, 12), 60, 8),
+        (
+            "bursts of 2 minutes, every 8 minutes, 1 to 60 req/s",
+            steps([60, 1, 1, 1] * 6, 120, lengths),
+            120,
+            10,
+        ),
+    ]
+    return [_with_and_without(*load) for load in loads]
+
+
+def warm_days(data: Path) -> list[Row]:
+    """The same on ServeGen's days; takes a quarter of an hour."""
+    name, folder = "ServeGen m-small day {}, 24 h, peak 60 req/s", data / "servegen/m-small"
+    return [_with_and_without(name.format(day), servegen(folder, day, 60), 60, 4) for day in (2, 9)]
+
+
+def _with_and_without(name: str, trace: ServingTrace, start_s: float, most: int) -> Row:
+    """At most 3 % dearer, unless more is attained."""
+    found = [_plan(trace, start_s, policies=("busbar",), warm=count) for count in (0, most)]
+    cold, kept = (one.results[0] for one in found)
+    measured = {
+        "attainment": round(kept.attainment, 5),
+        "attainment_without": round(cold.attainment, 5),
+        "cost_per_h": round(kept.cost_per_h, 3),
+        "cost_per_h_without": round(cold.cost_per_h, 3),
+        "asleep_per_h": round(kept.asleep_cost / kept.hours, 3),
+        "bound_per_h": round(found[0].bounds.mix_per_h, 3),
+    }
+    missed = []
+    if kept.cost_per_h > 1.03 * cold.cost_per_h and kept.attainment <= cold.attainment:
+        missed.append("cost_per_h")
+    row = f"{name}, {start_s:.0f} s start, at most {most} sleep (5 s wake)"
+    bars = {"cost_over_without": 1.03}
+    return {"row": row, "measured": measured, "bars": bars, "missed": missed}
 
 
 def solver(data: Path) -> list[Row]:
@@ -448,6 +490,8 @@ CASES: dict[str, Callable[[Path], list[Row]]] = {
     "servegen_180_2_busiest": servegen_hours(2, 8, 180, attainment=0.97, cost_over_static=0.72),
     "servegen_180_9_busiest": servegen_hours(9, 8, 180, attainment=0.97, cost_over_static=0.72),
     "failures": failing,
+    "warm": warm,
+    "warm_days": warm_days,
     "steps": stepped,
     "solver": solver,
     "shared_12": shared.case(3, 4, may_shrink=False),
