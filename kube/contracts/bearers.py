@@ -3,13 +3,14 @@
 The port has three roles, each with a bearer that is valid for no other:
 
     read      GET /status, /metrics and all paths not listed below    the operator's polls
-    infer     /v1/…, /resume, /tokenize, /detokenize                   the gateway, and vLLM's one API key
-    command   POST /checkpoint, /drain, /sleep, /wake_up,              the operator's commands, and what
-              /kv_shares, loading and unloading adapters, and          replicas of one service tell each other
-              /migrate with what is below it
+    infer     /v1/…, /resume, /tokenize, /detokenize, and what         the gateway, vLLM's one API key, and
+              is below /migrate                                        what replicas of one service tell each other
+    command   POST /checkpoint, /drain, /sleep, /wake_up,              the operator's commands
+              /kv_shares, /migrate, loading and unloading adapters
 
 Inference has its own bearer because the gateway keeps its routes on disk and vLLM may print its key: neither leak must
-allow stopping a replica. Each bearer is derived from the chart's key and the object's uid, so the owner of the key
+allow stopping a replica. Streams are sent from replica to replica with it too, because the gateway names the address to
+which one goes: whoever could make a replica send to an address of its own gets no bearer that it does not have. Each bearer is derived from the chart's key and the object's uid, so the owner of the key
 needs no look-up, and a bearer is invalid at any other object. In the cluster they are in one Secret for each object,
 made by the operator and mounted as files, one file for each role: a caller who may read pods, logs or events learns
 none. The Secret's name contains the uid and a fingerprint of the key, so a pod's spec shows with which key it was
@@ -53,9 +54,9 @@ def role_of(path: str) -> Role | None:
     """The role whose bearer a path requires; None for the kubelet's probes, which need none."""
     if path in _OPEN:
         return None
-    if path in _COMMANDS or path.startswith("/migrate/"):
+    if path in _COMMANDS:
         return Role.COMMAND
-    return Role.INFER if path.startswith("/v1/") or path in _INFERENCE else Role.READ
+    return Role.INFER if path.startswith(("/v1/", "/migrate/")) or path in _INFERENCE else Role.READ
 
 
 def bearer_for(key: bytes, uid: str, role: Role) -> str:

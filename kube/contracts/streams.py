@@ -30,6 +30,8 @@ from busbar.kube.contracts.wire import WireModel
 TERMS_HEADER = "x-busbar-stream"
 DIGEST_HEADER = "x-busbar-stream-digest"
 RESUME_PATH = "/resume"
+MOST_DESTINATIONS = 3
+"""Replicas to which one stream may be handed over."""
 SIDE_LINE = b"\n:busbar "
 """What stands between an event for the client and what it tells the gateway."""
 
@@ -60,6 +62,8 @@ class StreamTerms(WireModel):
     usage: UsageShown = UsageShown.NONE
     moves: bool = False
     """Whether the gateway reads an address behind `leaving`."""
+    hand_over: list[str] = Field(default_factory=list, max_length=MOST_DESTINATIONS)
+    """Addresses, best first: to one of them a replica of the role prefill hands the stream at its first token."""
 
 
 class ResumedChoice(WireModel):

@@ -370,6 +370,16 @@ class PhaseSeconds(WireModel):
     idle: float = Field(ge=0)
 
 
+class ReplicaRole(StrEnum):
+    """What a serving replica does with a request."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    """It computes prompts, and hands each stream to another replica at its first token."""
+    DECODE = "decode"
+    """It goes on with streams whose prompts others have computed."""
+
+
 class ServingStatus(WireModel):
     """`GET /status` of a serving pod."""
 
@@ -377,6 +387,7 @@ class ServingStatus(WireModel):
     ready: bool = False
     draining: bool = False
     model_id: str = ""
+    role: ReplicaRole = ReplicaRole.BOTH
     running: int = 0
     waiting: int = 0
     kv_blocks_total: int = 0

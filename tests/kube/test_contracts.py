@@ -195,6 +195,8 @@ def test_bearer_differs_by_uid_and_key_and_is_checked_whole() -> None:
         ("/drain", Role.COMMAND),
         ("/sleep", Role.COMMAND),
         ("/wake_up", Role.COMMAND),
+        ("/migrate", Role.COMMAND),
+        ("/migrate/begin", Role.INFER),
         ("/is_sleeping", Role.READ),
     ],
 )

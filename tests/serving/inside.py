@@ -16,6 +16,7 @@ from aiohttp import web
 from tests.serving.processes import Service
 
 from busbar.kube.contracts.bearers import Bearers, one_for_all
+from busbar.kube.contracts.workload import ReplicaRole
 from busbar.workloads.serving.engine import Engine, EngineState
 from busbar.workloads.serving.loader import load
 from busbar.workloads.serving.server import Server
@@ -29,11 +30,15 @@ Started = Future[tuple[str, Callable[[], object]]]
 
 @contextmanager
 def serving_inside(
-    engine: EngineSettings, model_id: str, max_waiting: int = 256, bearers: Bearers | None = None
+    engine: EngineSettings,
+    model_id: str,
+    max_waiting: int = 256,
+    bearers: Bearers | None = None,
+    role: ReplicaRole = ReplicaRole.BOTH,
 ) -> Iterator[Service]:
     """A server that is ready; every route wants `TOKEN`, unless there are bearers of its own."""
     bearers = one_for_all(TOKEN) if bearers is None else bearers
-    settings = ServerSettings(engine, model_id, bearers=bearers, max_waiting=max_waiting)
+    settings = ServerSettings(engine, model_id, bearers=bearers, max_waiting=max_waiting, role=role)
     started: Started = Future()
     thread = threading.Thread(target=_run, args=(settings, started), name="server")
     thread.start()

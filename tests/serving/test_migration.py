@@ -83,10 +83,10 @@ class Got:
 class Gateway:
     """A stream that is read event by event, and goes on where it is told to."""
 
-    def __init__(self, server: Service, body: dict[str, Any]) -> None:
+    def __init__(self, server: Service, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
         self.body = body
         self.got = Got()
-        self._stream = OpenStream(server, body, HEADERS)
+        self._stream = OpenStream(server, body, headers or HEADERS)
         assert self._stream.status == 200, self._stream.rest()
         self.digest = self._stream.headers[DIGEST_HEADER]
 
@@ -94,6 +94,9 @@ class Gateway:
         """Until so many tokens have come, or the stream has ended."""
         while self.got.count < tokens and not (self.got.end or self.got.done):
             self._event(self._stream.line())
+
+    def leave(self) -> None:
+        self._stream.close()
 
     def finish(self) -> Got:
         while line := self._stream.line():

@@ -148,12 +148,13 @@ def test_what_is_held_meanwhile_goes_on_where_it_was(llama: tuple[Path, Any]) ->
         core.submit(str(index), PROMPTS[index], greedy_params(20, ignore_eos=True), 0.0)
     take(core, found, 6)
     handover = Handover(core)
-    held = handover.hold({"0": 0})
-    assert held is not None
-    handover.unpin(held[0][1])
+    stage = handover.stage({"0": 0}, most=4)
+    assert stage is not None
+    assert stage.held
+    handover.unpin(stage.blocks)
     count = len(found["0"])
     assert {delta.request_id for delta in take(core, found, 4)} == {"1"}
-    assert len(found["0"]) == count == len(held[0][0].tokens) - len(PROMPTS[0])
+    assert len(found["0"]) == count == len(stage.seen["0"].tokens) - len(PROMPTS[0])
     handover.let_go(["0"])
     while not core.idle:
         take(core, found, 1)

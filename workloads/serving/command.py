@@ -35,6 +35,14 @@ Then:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--model-id", help="Name clients ask for.  [default: the folder's name]")
 @click.option(
+    "--role",
+    type=click.Choice(["both", "prefill", "decode"]),
+    default="both",
+    show_default=True,
+    help="prefill: behind a gateway, compute prompts and hand each stream to a replica of another role at its first token. "
+    "decode: take them. Alone, and where no other takes a stream, every role computes whole answers.",
+)
+@click.option(
     "--kv-memory", help="Memory for the KV cache, as 256Mi or 2Gi.  [default: 256Mi; GPU: 85 % of free]"
 )
 @click.option(
@@ -191,6 +199,7 @@ def serve(
     port: int,
     host: str,
     model_id: str | None,
+    role: str,
     kv_memory: str | None,
     host_kv_memory: str | None,
     kv_quotas: tuple[str, ...],
@@ -226,6 +235,7 @@ def serve(
     Llama, Mistral, Qwen2 and Qwen3 models are served, on a CPU or a GPU. Ctrl-C drains and stops.
     """
     from busbar.kube.contracts.bearers import one_for_all
+    from busbar.kube.contracts.workload import ReplicaRole
     from busbar.workloads.serving.errors import ServingError
     from busbar.workloads.serving.settings import (
         EngineSettings,
@@ -269,6 +279,7 @@ def serve(
             ),
             fixed_kv_quotas=own_quotas,
             model_id=model_id or directory.resolve().name,
+            role=ReplicaRole(role),
             host=host,
             port=port,
             bearers=None if token is None else one_for_all(token),

@@ -35,6 +35,26 @@ class Snapshot:
     """Blocks with any content."""
 
 
+@dataclass(frozen=True)
+class Stage:
+    """Requests that move, at one moment, and what is to be sent of them now."""
+
+    seen: dict[str, Snapshot]
+    pinned: dict[str, list[int]]
+    """Of each request blocks that were not sent; nobody gets them before `unpin`."""
+    held: bool
+    """The requests compute nothing any more, and the blocks are all that was not sent. Otherwise they are the full ones."""
+
+    @property
+    def is_computing(self) -> bool:
+        """A prompt is not computed yet."""
+        return any(each.computed < len(each.tokens) - 1 for each in self.seen.values())
+
+    @property
+    def blocks(self) -> list[int]:
+        return [block for each in self.pinned.values() for block in each]
+
+
 @dataclass(eq=False)
 class Arriving:
     """A sequence that is on its way here."""
@@ -83,24 +103,32 @@ class Handover:
     def unpin(self, blocks: list[int]) -> None:
         self._core.scheduler.pool.give_back(blocks)
 
-    def hold(self, first: Mapping[str, int]) -> list[tuple[Snapshot, list[int]]] | None:
-        """Takes these requests out of the batch; each as it is now, with its blocks from `first` on, which are pinned.
-        None, and nothing is done, where one does not run or still computes its prompt."""
-        request_ids = list(first)
-        sequences = [self._core.sequence_of(each) for each in request_ids]
-        runs = [s for s in sequences if s is not None and s.state is State.RUNNING and s.missing == 1]
-        if len(runs) < len(request_ids):
+    def stage(self, sent: Mapping[str, int], most: int) -> Stage | None:
+        """What is to be sent next of requests of which so many first blocks were sent: all that is left, and the requests are
+        held, once their prompts are computed and at most `most` blocks of each are left; until then their full blocks.
+        None, and nothing is done, where one does not run."""
+        found = {each: self.look(each) for each in sent}
+        seen = {name: each for name, each in found.items() if each is not None}
+        if len(seen) < len(sent):
             return None
-        for sequence in runs:
-            self._core.scheduler.hold(sequence)
-        found = []
-        for request_id in request_ids:
-            seen = self.look(request_id)
-            assert seen is not None  # it is held
-            pinned = self.pin(request_id, first[request_id], seen.used)
-            assert pinned is not None
-            found.append((seen, pinned))
-        return found
+        stage = Stage(seen, {}, held=False)
+        if not stage.is_computing and all(each.used - sent[name] <= most for name, each in seen.items()):
+            stage = Stage(seen, {}, held=True)
+            for name in sent:
+                sequence = self._core.sequence_of(name)
+                if sequence is not None and sequence.state is State.RUNNING:
+                    self._core.scheduler.hold(sequence)
+        for name, each in seen.items():
+            end = each.used if stage.held else each.full
+            pinned = self.pin(name, sent[name], end) if end > sent[name] else []
+            assert pinned is not None  # it runs, or is held
+            stage.pinned[name] = pinned
+        return stage
+
+    def is_waiting(self, request_ids: Iterable[str]) -> bool:
+        """Whether one of the requests has not begun to run."""
+        sequences = map(self._core.sequence_of, request_ids)
+        return any(s is not None and s.state in (State.WAITING, State.FETCHING) for s in sequences)
 
     def let_go(self, request_ids: list[str]) -> None:
         """Those that were held run on here. Harmless for others."""

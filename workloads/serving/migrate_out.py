@@ -7,6 +7,9 @@ Only streams of the gateway can move, because it alone can go on with them elsew
 stream decodes on. When at most LAST_STAGE_BLOCKS are left, the stream is held, the rest is sent and committed, and the
 stream ends with the peer's address. Until that moment every failure means that it goes on here.
 
+A replica of the role prefill does the same for each stream whose terms name destinations, but begins with the prompt: its
+full blocks go while the rest of it is computed, and the stream is held at its first token.
+
 The blocks are not sent where computing them anew at the destination would hold the stream up for less time than the
 last stage would, by the rate measured with the earlier stages and the destination's time for a prompt token; nor where
 the destination keeps blocks in another form.
@@ -32,7 +35,7 @@ from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.engine import Engine, Stream
 from busbar.workloads.serving.errors import BadRequest, Busy, RequestError, Unauthorized, shown
 from busbar.workloads.serving.fairness import Owner
-from busbar.workloads.serving.handover import Handover, Snapshot
+from busbar.workloads.serving.handover import Handover, Snapshot, Stage
 from busbar.workloads.serving.http_request import read_json
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.migration import (
@@ -57,6 +60,8 @@ MOST_STAGES = 8
 MESSAGE_S, COMMIT_S, ABORT_S = 30.0, 3.0, 1.0
 """For a message to the peer, for the one during which the stream is held, and for one that nobody needs."""
 RETRY_S = 0.25
+LOOK_S = 0.005
+"""Between two looks whether a request has begun to run."""
 AT_ONCE = 2
 """Streams that move at the same time."""
 TOLD = {409: "refused", 503: "has no room", 404: "does not know it", 401: "has another bearer"}
@@ -99,6 +104,8 @@ class _Course:
     ticket: str
     sent: dict[str, int]
     """Of each request the blocks that are there."""
+    last_most: int = LAST_STAGE_BLOCKS
+    """Of the last stage."""
     blocks: int = 0
     stages: int = 0
     recompute: bool = False
@@ -118,6 +125,7 @@ class Departures:
     """Told of every outcome."""
     movable: dict[str, Movable] = field(default_factory=dict)
     _links: dict[str, _Link] = field(default_factory=dict)
+    _handing_over: set[asyncio.Task[None]] = field(default_factory=set)
     _session: aiohttp.ClientSession | None = None
 
     @contextmanager
@@ -128,6 +136,17 @@ class Departures:
             yield
         finally:
             del self.movable[stream.name]
+
+    @contextmanager
+    def handed_over(self, stream: Movable, peers: Sequence[str]) -> Iterator[None]:
+        """While a stream runs, and has not moved, one of the peers is to take it at its first token, the first one that can."""
+        task = asyncio.create_task(self._hand_over(stream, [_address(each, "handOver") for each in peers]))
+        self._handing_over.add(task)
+        task.add_done_callback(self._handing_over.discard)
+        try:
+            yield
+        finally:
+            task.cancel()
 
     async def migrate(self, request: web.Request) -> web.Response:
         """POST /migrate."""
@@ -175,13 +194,13 @@ class Departures:
             session, self._session = self._session, None
             await session.close()
 
-    async def move(self, stream: Movable, to: str) -> Done:
-        """One stream to one peer."""
+    async def move(self, stream: Movable, to: str, at_first_token: bool = False) -> Done:
+        """One stream to one peer: now, or `at_first_token`, which it waits for."""
         if stream.moving:
             return Done(request=stream.name, outcome="stayed", why="it is moving already")
         stream.moving = True
         try:
-            return await self._move(stream, to)
+            return await self._move(stream, to, at_first_token)
         except (StaysError, aiohttp.ClientError, TimeoutError, OSError) as error:
             why = str(error) or type(error).__name__
             log.warning("stream %s stays: %s", stream.name, why)
@@ -191,14 +210,36 @@ class Departures:
 
     # -- inside -------------------------------------------------------------------------------
 
-    async def _move(self, stream: Movable, to: str) -> Done:
+    async def _hand_over(self, stream: Movable, peers: Sequence[str]) -> None:
+        try:
+            await self._until_it_runs(stream)
+            outcome = "stayed"
+            for to in peers:
+                outcome = (await self.move(stream, to, at_first_token=True)).outcome
+                if outcome != "stayed" or stream.name not in self.movable:
+                    break
+        except RequestError as error:  # the engine fails, or ends
+            log.info("stream %s is not handed over: %s", stream.name, error)
+            return
+        self.count(outcome)
+
+    async def _until_it_runs(self, stream: Movable) -> None:
+        while True:
+            if not await self.engine.in_turn(lambda core: Handover(core).is_waiting(stream.ids)):
+                return
+            await asyncio.sleep(LOOK_S)
+
+    async def _move(self, stream: Movable, to: str, at_first_token: bool) -> Done:
         loaded = self.engine.loaded
         assert loaded is not None  # it has streams
         course = await self._begin(stream, to, loaded, await self._look(stream.ids))
         try:
+            if at_first_token:
+                if not course.sent:
+                    raise StaysError(f"{to} keeps blocks in another form, or the stream has ended")
+                course.recompute, course.last_most = False, PART_BLOCKS
             if not course.recompute:
-                await self._send_ahead(to, course, loaded)
-                await self._send_last(to, course, loaded)
+                await self._send(to, course, loaded, at_first_token)
             if not await self.engine.hand_over(stream.ids, to, held=self._is_held(stream, course)):
                 raise StaysError("it has ended")
         except BaseException:
@@ -270,59 +311,67 @@ class Departures:
             course.recompute = anew * begun.token_seconds <= copying + link.round_trip_s
         return course
 
-    async def _send_ahead(self, to: str, course: _Course, loaded: Loaded) -> None:
-        """Stages, until what is left can be the last one."""
-        for _ in range(MOST_STAGES):
-            seen = await self._look(course.sent)
-            if len(seen) < len(course.sent):
-                raise StaysError("it was preempted, or has ended")
-            if all(each.used - course.sent[name] <= LAST_STAGE_BLOCKS for name, each in seen.items()):
-                return
-            course.stages += 1
-            for number, (name, each) in enumerate(seen.items()):
-                while course.sent[name] < each.full:
-                    first = course.sent[name]
-                    last = min(each.full, first + PART_BLOCKS)
-                    data = await self._read(name, first, last, loaded)
-                    header = Blocks(ticket=course.ticket, sequence=number, first=first, count=last - first)
-                    await self._timed(to, "/migrate/blocks", framed(header, data))
-                    course.sent[name] = last
-                    course.blocks += last - first
+    async def _send(self, to: str, course: _Course, loaded: Loaded, waits: bool) -> None:
+        """Stages, until what is left can be the last one, for which the stream is held. `waits`: the prompt may still be
+        computed."""
+        while course.stages <= MOST_STAGES:
+            stage = await self._next_stage(course)
+            if stage.held:
+                course.held_at = time.monotonic()
+            try:
+                if stage.is_computing and not waits:
+                    raise StaysError("it computes its prompt")
+                if stage.held:
+                    return await self._send_last(to, course, loaded, stage)
+                await self._send_stage(to, course, loaded, stage)
+            finally:
+                self._unpin(stage)
+            course.stages += not stage.is_computing
         raise StaysError(f"after {MOST_STAGES} stages there is still more to send than the last one may have")
 
-    async def _send_last(self, to: str, course: _Course, loaded: Loaded) -> None:
-        """Holds the stream, sends the rest and commits it."""
-        held = await self.engine.in_turn(lambda core: Handover(core).hold(course.sent))
-        if held is None:
-            raise StaysError("it was preempted, computes its prompt, or has ended")
-        course.held_at = time.monotonic()
-        pinned = [block for _, blocks in held for block in blocks]
+    async def _next_stage(self, course: _Course) -> Stage:
+        asked = dict(course.sent)
+        turn = asyncio.ensure_future(
+            self.engine.in_turn(lambda core: Handover(core).stage(asked, course.last_most))
+        )
         try:
-            if any(len(blocks) > LAST_STAGE_BLOCKS for _, blocks in held):
-                raise StaysError("it grew by more than a last stage between two messages")
-            # Few, and held for nobody but this: reading them here takes less time than another thread's turn.
-            data = loaded.core.runner.cache.read(pinned)
-        finally:
-            self.engine.post(lambda core: Handover(core).unpin(pinned))
+            stage = await asyncio.shield(turn)
+        except asyncio.CancelledError:
+            # The thread does it all the same.
+            turn.add_done_callback(lambda done: self._unpin(None if done.exception() else done.result()))
+            raise
+        if stage is None:
+            raise StaysError("it was preempted, or has ended")
+        return stage
+
+    def _unpin(self, stage: Stage | None) -> None:
+        if stage is not None:
+            self.engine.post(lambda core: Handover(core).unpin(stage.blocks))
+
+    async def _send_stage(self, to: str, course: _Course, loaded: Loaded, stage: Stage) -> None:
+        for number, (name, pinned) in enumerate(stage.pinned.items()):
+            for start in range(0, len(pinned), PART_BLOCKS):
+                part = pinned[start : start + PART_BLOCKS]
+                data = await asyncio.to_thread(loaded.core.runner.cache.read, part)
+                header = Blocks(
+                    ticket=course.ticket, sequence=number, first=course.sent[name], count=len(part)
+                )
+                await self._timed(to, "/migrate/blocks", framed(header, data))
+                course.sent[name] += len(part)
+                course.blocks += len(part)
+
+    async def _send_last(self, to: str, course: _Course, loaded: Loaded, stage: Stage) -> None:
+        # Few, and held for nobody but this: reading them here takes less time than another thread's turn.
+        data = loaded.core.runner.cache.read(stage.blocks)
         parts = [
-            LastBlocks(tokens=seen.tokens, first=course.sent[name], count=len(blocks))
-            for name, (seen, blocks) in zip(course.sent, held, strict=True)
+            LastBlocks(tokens=stage.seen[name].tokens, first=course.sent[name], count=len(stage.pinned[name]))
+            for name in course.sent
         ]
         await self._timed(
             to, "/migrate/commit", framed(Commit(ticket=course.ticket, sequences=parts), data), COMMIT_S
         )
-        course.last_blocks = len(pinned)
-        course.blocks += len(pinned)
-
-    async def _read(self, request_id: str, first: int, last: int, loaded: Loaded) -> bytearray:
-        """The content of a request's blocks, which nobody gets while it is read."""
-        pinned = await self.engine.in_turn(lambda core: Handover(core).pin(request_id, first, last))
-        if pinned is None:
-            raise StaysError("it was preempted, or has ended")
-        try:
-            return await asyncio.to_thread(loaded.core.runner.cache.read, pinned)
-        finally:
-            self.engine.post(lambda core: Handover(core).unpin(pinned))
+        course.last_blocks = len(stage.blocks)
+        course.blocks += len(stage.blocks)
 
     async def _timed(self, to: str, path: str, body: bytes, limit_s: float = MESSAGE_S) -> None:
         began = time.monotonic()
@@ -336,7 +385,7 @@ class Departures:
         """The peer's answer. Raises StaysError for a refusal, and what aiohttp raises."""
         if self._session is None:
             self._session = aiohttp.ClientSession()
-        bearer = (self.settings.bearers or {}).get(Role.COMMAND, "")
+        bearer = (self.settings.bearers or {}).get(Role.INFER, "")
         headers = {"Authorization": f"Bearer {bearer}"}
         async with self._session.post(
             to + path,

@@ -7,7 +7,9 @@
     POST /migrate/abort                          →  forgotten, where the stream stays, or moves without its blocks
     the stream ends with `leaving` and the destination's address; the gateway posts /resume there
 
-All of it needs the bearer for commands. Until the stream ends the source can go on alone, and afterwards any replica
+All of it needs the bearer for inference; `POST /migrate`, which makes a replica do this, that for commands. A replica of the
+role prefill does it by itself: it begins when it begins to compute a prompt, and sends the prompt's blocks while it
+computes the rest. Until the stream ends the source can go on alone, and afterwards any replica
 can: a destination that lost what it got computes it anew. So either side may die at any message, a ticket that nobody
 uses expires, and no token is computed for a client by two replicas.
 
@@ -27,9 +29,10 @@ from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.loader import Loaded
 
 LAST_STAGE_BLOCKS = 4
-"""Blocks that are copied while the stream stands still, at most, for each of its answers."""
+"""Blocks that are copied while the stream stands still, at most, for each of its answers; at its first token PART_BLOCKS,
+because the next step of a replica that computes prompts takes longer than sending these."""
 PART_BLOCKS = 16
-"""Blocks in one message of an earlier stage, at most."""
+"""Blocks of one answer in one message, at most."""
 HEADER_LIMIT_BYTES = 16 * 2**20
 MOST_TOKENS = 2**20
 
@@ -82,7 +85,7 @@ class LastBlocks(WireModel):
 
     tokens: list[NonNegativeInt] = Field(min_length=1, max_length=MOST_TOKENS)
     first: NonNegativeInt
-    count: NonNegativeInt = Field(le=LAST_STAGE_BLOCKS)
+    count: NonNegativeInt = Field(le=PART_BLOCKS)
 
 
 class Abort(WireModel):

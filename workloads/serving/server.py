@@ -36,7 +36,7 @@ from busbar.kube.contracts.streams import (
     TERMS_HEADER,
     StreamTerms,
 )
-from busbar.kube.contracts.workload import MIGRATE_PATH, ServingStatus
+from busbar.kube.contracts.workload import MIGRATE_PATH, ReplicaRole, ServingStatus
 from busbar.workloads.serving import embeddings, responses_request
 from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.engine import Engine, EngineState
@@ -169,6 +169,7 @@ class Server:
             ready=self._is_ready,
             draining=self.draining,
             model_id=self.settings.model_id,
+            role=self.settings.role,
             running=self.engine.running,
             waiting=self.engine.waiting,
         )
@@ -319,6 +320,8 @@ class Server:
                 explains = jobs[0].params.prompt_logprobs is not None
                 stream = Movable(name, streams, owner, wanted.cache_salt, adapter, explains)
                 stack.enter_context(self.departures.offered(stream))
+                if self._hands_over(terms, jobs):
+                    stack.enter_context(self.departures.handed_over(stream, terms.hand_over))
             if not wanted.stream:
                 await collect(self.engine, streams, jobs)
                 return await self._whole(answer, [job.choice for job in jobs], headers), jobs
@@ -330,6 +333,11 @@ class Server:
                 await send_stream(response, self.engine, streams, jobs, answer)
                 await response.write_eof()
             return response, jobs
+
+    def _hands_over(self, terms: StreamTerms, jobs: list[Job]) -> bool:
+        """An answer of one token is whole before it could go on elsewhere."""
+        is_long = any(job.params.max_tokens > 1 for job in jobs)
+        return self.settings.role is ReplicaRole.PREFILL and bool(terms.hand_over) and is_long
 
     async def _whole(self, answer: Answer, choices: list[Choice], headers: dict[str, str]) -> web.Response:
         def text() -> str:

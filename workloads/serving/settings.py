@@ -12,6 +12,7 @@ from pathlib import Path
 
 from busbar.kube.contracts.bearers import Bearers
 from busbar.kube.contracts.request_size import REPLICA_REQUEST_BYTES
+from busbar.kube.contracts.workload import ReplicaRole
 from busbar.workloads.serving.errors import SettingsError, shown
 from busbar.workloads.serving.quota import Quota
 
@@ -158,6 +159,7 @@ class ServerSettings:
 
     engine: EngineSettings
     model_id: str
+    role: ReplicaRole = ReplicaRole.BOTH
     host: str = "127.0.0.1"
     port: int = 8000
     bearers: Bearers | None = field(default=None, repr=False)
