@@ -17,7 +17,7 @@ from tests.serving.test_migration import BODY, HEADERS, LAYERS, Gateway, Got, co
 
 from busbar.kube.contracts.streams import TERMS_HEADER
 from busbar.kube.contracts.workload import TENANT_HEADER, ReplicaRole
-from busbar.workloads.serving.handover import Handover, Stage
+from busbar.workloads.serving.handover import Handover, LeftError, Stage
 from busbar.workloads.serving.sampling import SamplingParams
 from busbar.workloads.serving.settings import EngineSettings
 
@@ -100,14 +100,16 @@ def test_full_blocks_go_while_later_chunks_are_computed_and_the_first_token_hold
     core = load_engine(settings.model_dir, block_tokens=16, max_batched_tokens=CHUNK).core
     handover, sent = Handover(core), {"a": 0}
     core.submit("a", list(range(20, 120)), SamplingParams(max_tokens=9, temperature=0.0), 0.0)
-    assert handover.is_waiting(["a"])
+    assert handover.stage(sent, most=2, waits=True) is None, "it waits"
     full = []
     while not core.step():
-        assert not handover.is_waiting(["a"])
         stage = next_stage(handover, sent, most=2)
         assert (stage.held, stage.is_computing) == (False, True)
         full.append(len(stage.blocks))
         sent["a"] += len(stage.blocks)
+        assert handover.stage(sent, most=2, waits=True) is None, "the rest is computed"
+        with pytest.raises(LeftError, match="computes its prompt"):
+            handover.stage(sent, most=2)
     assert full == [2, 2, 2]
     stage = next_stage(handover, sent, most=1)
     assert (stage.held, stage.is_computing, len(stage.blocks)) == (True, False, 1)
@@ -132,7 +134,7 @@ def test_more_than_the_last_stage_may_have_is_sent_while_the_request_decodes(
 
 
 def next_stage(handover: Handover, sent: dict[str, int], most: int) -> Stage:
-    stage = handover.stage(sent, most)
+    stage = handover.stage(sent, most, waits=True)
     assert stage is not None
     handover.unpin(stage.blocks)
     return stage

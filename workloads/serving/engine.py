@@ -80,6 +80,7 @@ class Engine:
         self._clock = clock
         self._streams: dict[str, Stream] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._watched: list[Callable[[], bool]] = []
         self._stopping = threading.Event()
         self._turn_began: float | None = None
         self._thread = threading.Thread(target=self._run, name=ENGINE_THREAD, daemon=True)
@@ -194,6 +195,41 @@ class Engine:
 
         self._inbox.put(command)
         found: T = await done
+        return found
+
+    async def when(self, work: Callable[[EngineCore], T | None], undo: Callable[[T], None]) -> T:
+        """As `in_turn`, but run again after each step as long as `work` gives None. `undo` gets the result that comes when the
+        caller was cancelled meanwhile."""
+        if self.state is not EngineState.READY or self.loaded is None:
+            raise self.unavailable()
+        core, done = self.loaded.core, self._loop.create_future()
+
+        def tell(result: T | None, error: Exception | None) -> None:
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(result)
+
+        def is_over() -> bool:
+            try:
+                result = work(core)
+            except Exception as error:
+                self._to_loop(partial(tell, None, error))
+                return True
+            if result is not None:
+                self._to_loop(partial(tell, result, None))
+            return result is not None
+
+        def command() -> None:
+            if not is_over():
+                self._watched.append(is_over)
+
+        self._inbox.put(command)
+        try:
+            found: T = await asyncio.shield(done)
+        except asyncio.CancelledError:
+            done.add_done_callback(lambda it: None if it.exception() else undo(it.result()))
+            raise
         return found
 
     def post(self, work: Callable[[EngineCore], object]) -> None:
@@ -330,6 +366,8 @@ class Engine:
                 deltas = core.step()
                 if deltas:
                     self._to_loop(partial(self._dispatch, deltas))
+            if self._watched:
+                self._watched = [is_over for is_over in self._watched if not is_over()]
             self._turn_began = None
         self._fail_streams(core.abandon(), "the server is shutting down", leaving=True)
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from busbar.workloads.serving.core import EngineCore
 
 
+class LeftError(Exception):
+    """A request cannot move now; why."""
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """A running request between two steps."""
@@ -44,11 +48,8 @@ class Stage:
     """Of each request blocks that were not sent; nobody gets them before `unpin`."""
     held: bool
     """The requests compute nothing any more, and the blocks are all that was not sent. Otherwise they are the full ones."""
-
-    @property
-    def is_computing(self) -> bool:
-        """A prompt is not computed yet."""
-        return any(each.computed < len(each.tokens) - 1 for each in self.seen.values())
+    is_computing: bool
+    """A prompt is not computed yet."""
 
     @property
     def blocks(self) -> list[int]:
@@ -103,32 +104,47 @@ class Handover:
     def unpin(self, blocks: list[int]) -> None:
         self._core.scheduler.pool.give_back(blocks)
 
-    def stage(self, sent: Mapping[str, int], most: int) -> Stage | None:
+    def stage(self, sent: Mapping[str, int], most: int, waits: bool = False) -> Stage | None:
         """What is to be sent next of requests of which so many first blocks were sent: all that is left, and the requests are
         held, once their prompts are computed and at most `most` blocks of each are left; until then their full blocks.
-        None, and nothing is done, where one does not run."""
+
+        `waits`: None as long as there is nothing to send, because one has not begun to run, or computes its prompt. Raises
+        LeftError, and nothing is done, where one has ended or was preempted, and without `waits` there too.
+        """
+        for name in sent:
+            self._check(name, waits)
         found = {each: self.look(each) for each in sent}
         seen = {name: each for name, each in found.items() if each is not None}
         if len(seen) < len(sent):
             return None
-        stage = Stage(seen, {}, held=False)
-        if not stage.is_computing and all(each.used - sent[name] <= most for name, each in seen.items()):
-            stage = Stage(seen, {}, held=True)
-            for name in sent:
-                sequence = self._core.sequence_of(name)
-                if sequence is not None and sequence.state is State.RUNNING:
-                    self._core.scheduler.hold(sequence)
-        for name, each in seen.items():
-            end = each.used if stage.held else each.full
+        computing = any(each.computed < len(each.tokens) - 1 for each in seen.values())
+        held = not computing and all(each.used - sent[name] <= most for name, each in seen.items())
+        if held:
+            self._hold(sent)
+        ends = {name: each.used if held else each.full for name, each in seen.items()}
+        if waits and computing and all(ends[name] <= sent[name] for name in sent):
+            return None
+        stage = Stage(seen, {}, held, computing)
+        for name, end in ends.items():
             pinned = self.pin(name, sent[name], end) if end > sent[name] else []
             assert pinned is not None  # it runs, or is held
             stage.pinned[name] = pinned
         return stage
 
-    def is_waiting(self, request_ids: Iterable[str]) -> bool:
-        """Whether one of the requests has not begun to run."""
-        sequences = map(self._core.sequence_of, request_ids)
-        return any(s is not None and s.state in (State.WAITING, State.FETCHING) for s in sequences)
+    def _check(self, request_id: str, waits: bool) -> None:
+        sequence = self._core.sequence_of(request_id)
+        if sequence is None:
+            raise LeftError("it has ended")
+        if sequence.state in (State.RUNNING, State.HELD):
+            if sequence.missing > 1 and not waits:
+                raise LeftError("it computes its prompt")
+        elif sequence.preemptions or not waits:
+            raise LeftError("it was preempted")
+
+    def _hold(self, request_ids: Iterable[str]) -> None:
+        for sequence in map(self._core.sequence_of, request_ids):
+            if sequence is not None and sequence.state is State.RUNNING:
+                self._core.scheduler.hold(sequence)
 
     def let_go(self, request_ids: list[str]) -> None:
         """Those that were held run on here. Harmless for others."""

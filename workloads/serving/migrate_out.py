@@ -35,7 +35,7 @@ from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.engine import Engine, Stream
 from busbar.workloads.serving.errors import BadRequest, Busy, RequestError, Unauthorized, shown
 from busbar.workloads.serving.fairness import Owner
-from busbar.workloads.serving.handover import Handover, Snapshot, Stage
+from busbar.workloads.serving.handover import Handover, LeftError, Snapshot, Stage
 from busbar.workloads.serving.http_request import read_json
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.migration import (
@@ -60,8 +60,6 @@ MOST_STAGES = 8
 MESSAGE_S, COMMIT_S, ABORT_S = 30.0, 3.0, 1.0
 """For a message to the peer, for the one during which the stream is held, and for one that nobody needs."""
 RETRY_S = 0.25
-LOOK_S = 0.005
-"""Between two looks whether a request has begun to run."""
 AT_ONCE = 2
 """Streams that move at the same time."""
 TOLD = {409: "refused", 503: "has no room", 404: "does not know it", 401: "has another bearer"}
@@ -82,6 +80,8 @@ class Movable:
     adapter: Adapter | None
     explains: bool
     """Its prompt's log-probabilities are wanted: their states cannot be sent."""
+    tokens: Sequence[Sequence[int]]
+    """Of each stream the tokens that it began with."""
     moving: bool = False
 
     @property
@@ -106,6 +106,8 @@ class _Course:
     """Of each request the blocks that are there."""
     last_most: int = LAST_STAGE_BLOCKS
     """Of the last stage."""
+    waits: bool = False
+    """For the first token."""
     blocks: int = 0
     stages: int = 0
     recompute: bool = False
@@ -211,9 +213,8 @@ class Departures:
     # -- inside -------------------------------------------------------------------------------
 
     async def _hand_over(self, stream: Movable, peers: Sequence[str]) -> None:
+        outcome = "stayed"
         try:
-            await self._until_it_runs(stream)
-            outcome = "stayed"
             for to in peers:
                 outcome = (await self.move(stream, to, at_first_token=True)).outcome
                 if outcome != "stayed" or stream.name not in self.movable:
@@ -223,23 +224,16 @@ class Departures:
             return
         self.count(outcome)
 
-    async def _until_it_runs(self, stream: Movable) -> None:
-        while True:
-            if not await self.engine.in_turn(lambda core: Handover(core).is_waiting(stream.ids)):
-                return
-            await asyncio.sleep(LOOK_S)
-
     async def _move(self, stream: Movable, to: str, at_first_token: bool) -> Done:
         loaded = self.engine.loaded
         assert loaded is not None  # it has streams
-        course = await self._begin(stream, to, loaded, await self._look(stream.ids))
+        if at_first_token:
+            course = await self._begin_early(stream, to, loaded)
+        else:
+            course = await self._begin(stream, to, loaded, await self._look(stream.ids))
         try:
-            if at_first_token:
-                if not course.sent:
-                    raise StaysError(f"{to} keeps blocks in another form, or the stream has ended")
-                course.recompute, course.last_most = False, PART_BLOCKS
             if not course.recompute:
-                await self._send(to, course, loaded, at_first_token)
+                await self._send(to, course, loaded)
             if not await self.engine.hand_over(stream.ids, to, held=self._is_held(stream, course)):
                 raise StaysError("it has ended")
         except BaseException:
@@ -279,29 +273,11 @@ class Departures:
         return await self.engine.in_turn(lambda core: work(Handover(core)))
 
     async def _begin(self, stream: Movable, to: str, loaded: Loaded, seen: dict[str, Snapshot]) -> _Course:
-        adapter = stream.adapter
         # A request that has no blocks (it waits) is told of with one token: the peer must be the right one all the same.
-        heads = [SequenceHead(tokens=each.tokens) for each in seen.values()] or [SequenceHead(tokens=[0])]
-        asked = Begin(
-            sender=self.name,
-            identity=loaded.identity,
-            layout=layout_of(loaded),
-            tenant=stream.owner.tenant,
-            cache_salt=stream.cache_salt,
-            adapter="" if adapter is None else adapter.name,
-            adapter_digest="" if adapter is None else adapter.digest,
-            sequences=heads,
-        )
-        began = time.monotonic()
-        answer = await self._post(to, "/migrate/begin", asked.model_dump_json(by_alias=True).encode())
-        try:
-            begun = Begun.model_validate(answer)
-        except ValidationError as error:
-            raise StaysError(f"{to} answered what is no beginning of a migration") from error
-        link = self._links.setdefault(to, _Link())
-        link.round_trip_s = time.monotonic() - began
+        begun = await self._ask(stream, to, loaded, [each.tokens for each in seen.values()] or [[0]])
         if not begun.ticket or stream.explains or not seen:
             return _Course(begun.ticket, {}, recompute=True)
+        link = self._links[to]
         course = _Course(begun.ticket, dict(zip(seen, begun.have, strict=True)))
         size = loaded.core.runner.cache.shape.block_tokens
         anew = sum(len(each.tokens) - course.sent[name] * size for name, each in seen.items())
@@ -311,16 +287,44 @@ class Departures:
             course.recompute = anew * begun.token_seconds <= copying + link.round_trip_s
         return course
 
-    async def _send(self, to: str, course: _Course, loaded: Loaded, waits: bool) -> None:
-        """Stages, until what is left can be the last one, for which the stream is held. `waits`: the prompt may still be
-        computed."""
+    async def _begin_early(self, stream: Movable, to: str, loaded: Loaded) -> _Course:
+        """Of requests that need not run yet."""
+        begun = await self._ask(stream, to, loaded, stream.tokens)
+        if not begun.ticket:
+            raise StaysError(f"{to} keeps blocks in another form")
+        sent = dict(zip(stream.ids, begun.have, strict=True))
+        return _Course(begun.ticket, sent, waits=True, last_most=PART_BLOCKS)
+
+    async def _ask(
+        self, stream: Movable, to: str, loaded: Loaded, sequences: Sequence[Sequence[int]]
+    ) -> Begun:
+        adapter = stream.adapter
+        asked = Begin(
+            sender=self.name,
+            identity=loaded.identity,
+            layout=layout_of(loaded),
+            tenant=stream.owner.tenant,
+            cache_salt=stream.cache_salt,
+            adapter="" if adapter is None else adapter.name,
+            adapter_digest="" if adapter is None else adapter.digest,
+            sequences=[SequenceHead(tokens=list(tokens)) for tokens in sequences],
+        )
+        began = time.monotonic()
+        answer = await self._post(to, "/migrate/begin", asked.model_dump_json(by_alias=True).encode())
+        try:
+            begun = Begun.model_validate(answer)
+        except ValidationError as error:
+            raise StaysError(f"{to} answered what is no beginning of a migration") from error
+        self._links.setdefault(to, _Link()).round_trip_s = time.monotonic() - began
+        return begun
+
+    async def _send(self, to: str, course: _Course, loaded: Loaded) -> None:
+        """Stages, until what is left can be the last one, for which the stream is held."""
         while course.stages <= MOST_STAGES:
             stage = await self._next_stage(course)
             if stage.held:
                 course.held_at = time.monotonic()
             try:
-                if stage.is_computing and not waits:
-                    raise StaysError("it computes its prompt")
                 if stage.held:
                     return await self._send_last(to, course, loaded, stage)
                 await self._send_stage(to, course, loaded, stage)
@@ -331,22 +335,15 @@ class Departures:
 
     async def _next_stage(self, course: _Course) -> Stage:
         asked = dict(course.sent)
-        turn = asyncio.ensure_future(
-            self.engine.in_turn(lambda core: Handover(core).stage(asked, course.last_most))
-        )
         try:
-            stage = await asyncio.shield(turn)
-        except asyncio.CancelledError:
-            # The thread does it all the same.
-            turn.add_done_callback(lambda done: self._unpin(None if done.exception() else done.result()))
-            raise
-        if stage is None:
-            raise StaysError("it was preempted, or has ended")
-        return stage
+            return await self.engine.when(
+                lambda core: Handover(core).stage(asked, course.last_most, course.waits), self._unpin
+            )
+        except LeftError as error:
+            raise StaysError(str(error)) from error
 
-    def _unpin(self, stage: Stage | None) -> None:
-        if stage is not None:
-            self.engine.post(lambda core: Handover(core).unpin(stage.blocks))
+    def _unpin(self, stage: Stage) -> None:
+        self.engine.post(lambda core: Handover(core).unpin(stage.blocks))
 
     async def _send_stage(self, to: str, course: _Course, loaded: Loaded, stage: Stage) -> None:
         for number, (name, pinned) in enumerate(stage.pinned.items()):

@@ -39,7 +39,7 @@ from busbar.kube.contracts.streams import (
 from busbar.kube.contracts.workload import MIGRATE_PATH, ReplicaRole, ServingStatus
 from busbar.workloads.serving import embeddings, responses_request
 from busbar.workloads.serving.adapters import Adapter
-from busbar.workloads.serving.engine import Engine, EngineState
+from busbar.workloads.serving.engine import Engine, EngineState, Stream
 from busbar.workloads.serving.errors import (
     BadRequest,
     Busy,
@@ -317,8 +317,7 @@ class Server:
                 opened(self.engine, name, jobs, owner, wanted.cache_salt, adapter, wanted.priority)
             )
             if wanted.stream and DIGEST_HEADER in headers and terms is not None and terms.moves:
-                explains = jobs[0].params.prompt_logprobs is not None
-                stream = Movable(name, streams, owner, wanted.cache_salt, adapter, explains)
+                stream = _movable(name, streams, jobs, owner, wanted.cache_salt, adapter)
                 stack.enter_context(self.departures.offered(stream))
                 if self._hands_over(terms, jobs):
                     stack.enter_context(self.departures.handed_over(stream, terms.hand_over))
@@ -457,3 +456,15 @@ class Server:
                 raise  # the answer has begun, so the connection is cut to show the failure
             log.exception("a handler failed")
             return answer_to(EngineFailed("the server failed on this request; its log says why"))
+
+
+def _movable(
+    name: str, streams: list[Stream], jobs: list[Job], owner: Owner, cache_salt: str, adapter: Adapter | None
+) -> Movable:
+    begun = [
+        [*job.prompt, *(job.history.tokens if job.history is not None else ())]
+        for job in jobs
+        if job.choice.finish is None
+    ]
+    explains = jobs[0].params.prompt_logprobs is not None
+    return Movable(name, streams, owner, cache_salt, adapter, explains, begun)
