@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,20 +79,29 @@ class Call:
         """The name by which a replica of the model knows what was asked for."""
         return f"{model_id}:{self.adapter}" if self.adapter else model_id
 
-    def terms(self) -> str:
-        """The header by which our engine does the same on every replica; others ignore it."""
+    def terms(self, hand_over: Sequence[str] = ()) -> str:
+        """The header by which our engine does the same on every replica, and perhaps hands the stream over; others ignore it."""
         wish = sse.Wish.of(self.document)
         usage = UsageShown.EACH if wish.continuous else UsageShown.LAST if wish.total else UsageShown.NONE
-        return StreamTerms(seed=self.seed, created=self.created, usage=usage, moves=True).model_dump_json(
-            by_alias=True
+        terms = StreamTerms(
+            seed=self.seed, created=self.created, usage=usage, moves=True, hand_over=list(hand_over)
         )
+        return terms.model_dump_json(by_alias=True)
 
 
 class Delivery:
     """The answer to one call, as far as it has come."""
 
-    def __init__(self, call: Call, tokens_limit: int, ask: Ask = ANY) -> None:
+    def __init__(
+        self,
+        call: Call,
+        tokens_limit: int,
+        ask: Ask = ANY,
+        on_moved: Callable[[float], None] = lambda stall_s: None,
+    ) -> None:
+        """`on_moved` is told of each time for which the stream stood still because it moved."""
         self._call = call
+        self._on_moved = on_moved
         self.ask = ask
         """What it needs of a replica."""
         self._tokens_limit = tokens_limit
@@ -100,6 +109,8 @@ class Delivery:
         """Set when the first event goes to the client."""
         self.work: Work | None = None
         """At the replica that works on it now."""
+        self.moved_at: float | None = None
+        """Monotonic time at which the stream left a replica for one that has its keys and values, until it goes on there."""
         self.charged: Ask | None = None
         """What its owner was charged for in the queue; None: it has not been served."""
         self.restart()
@@ -119,6 +130,14 @@ class Delivery:
         self.early: list[bytes] = []
         self.digest = ""
         """The engine's name for this stream; empty where it has none."""
+
+    def goes_on(self) -> None:
+        """The replica that works on it now has sent something for the client."""
+        if self.work is not None:
+            self.work.begun = True
+        if self.moved_at is not None:
+            stall_s, self.moved_at = time.monotonic() - self.moved_at, None
+            self._on_moved(stall_s)
 
     def hold_early(self, shown: bytes) -> bytes:
         """What begins the answer, with all that was kept back; empty as long as `shown` is kept back as well."""

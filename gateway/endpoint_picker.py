@@ -2,7 +2,7 @@
 
 A request gets a `Lease` on a replica that is ready, not draining, not under suspicion, and can run it soon
 (`replica_load`); of several, one in the pool whose turn it is (`pool_shares`), and there the one whose first token is
-predicted to come soonest (`picking`). Otherwise it waits, in
+predicted to come soonest (`picking`, and `roles` where replicas have roles). Otherwise it waits, in
 the order that is fair in tokens between tenants, then a tenant's users, then a user's keys (`fairqueue`), and first come
 first served within a key; a bounded number per service and per user, and for a bounded time. A change of routes, a
 returned lease or the end of a suspicion serves the queue.
@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -32,9 +32,11 @@ from busbar.gateway.load_counts import LoadCounts, Progress
 from busbar.gateway.picking import ANY, Ask, Candidate, Choice, choose
 from busbar.gateway.pool_shares import pick
 from busbar.gateway.replica_load import ReplicaLoad, Work, is_last_place
+from busbar.gateway.roles import destinations, for_prompts, hands_over
 from busbar.gateway.routes import RouteTable
 from busbar.kube.contracts.demand import ServiceDemand, TenantDemand
 from busbar.kube.contracts.routes import Endpoint, ServiceRoute
+from busbar.kube.contracts.workload import ReplicaRole
 from busbar.scheduler.autoscale.shares import Turns
 
 USUAL_OUTPUT = 256.0
@@ -45,6 +47,10 @@ LAST_RANK = 1_000_000
 """Of batch work, at a vLLM that orders by rank."""
 LATEST = 0.05
 """Of the last answer in the mean."""
+USUAL_STALL_S = 0.05
+"""Until a service has handed streams over."""
+Coming = Mapping[str, Sequence[Work]]
+"""By address: requests elsewhere whose streams will be handed over to it."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,16 @@ class _Service:
     output_tokens: float = USUAL_OUTPUT
     """Of an answer, on average."""
     turns: Turns = field(default_factory=Turns)
+    stall_s: float = USUAL_STALL_S
+    """For which a stream stands still when it goes on at another replica, on average."""
+
+    def coming(self) -> Coming:
+        """Of services whose streams go from replica to replica."""
+        found: dict[str, list[Work]] = {}
+        if hands_over(self.service.endpoints):
+            for work in (work for load in self.replicas.values() for work in load.works if work.to):
+                found.setdefault(work.to[0], []).append(work)
+        return found
 
 
 def _demand(state: _Service, now: float) -> ServiceDemand:
@@ -287,6 +303,12 @@ class EndpointPicker:
             replica.suspect_until = 0.0
         self._serve(state)
 
+    def moved(self, service: ServiceRoute, stall_s: float) -> None:
+        """Note for how long a stream stood still that went on where its keys and values were."""
+        state = self._services.get(service.key)
+        if state is not None:
+            state.stall_s += LATEST * (stall_s - state.stall_s)
+
     def settle(self, service: ServiceRoute, owner: Owner, charged: Ask, tokens: tuple[int, int, int]) -> None:
         """A request has ended with (prompt, of them cached, output) tokens: its owner is charged these in place of the
         estimate, which its first lease has (`Work.ask`)."""
@@ -328,15 +350,19 @@ class EndpointPicker:
                 queue.remove(waiter.owner, waiter)
                 continue
             now = self._clock()
-            found = self._open(state, waiter, now)
+            coming = state.coming()
+            found = self._open(state, waiter, now, coming)
             preferred = [candidate for candidate in found if candidate.endpoint.url == waiter.prefer]
-            chosen = pick(state.service, state.turns, preferred or found, waiter.ask, self._choice, self._rng)
+            able = preferred or for_prompts(found, waiter.ask, state.stall_s)
+            chosen = pick(state.service, state.turns, able, waiter.ask, self._choice, self._rng)
             if chosen is None:
                 break
             load = state.replicas.setdefault(chosen.endpoint.url, ReplicaLoad())
             work = load.take(
                 chosen.endpoint, waiter.ask, waiter.owner[0], now, self._gives_way(state, waiter)
             )
+            if waiter.ask.moves and chosen.endpoint.role is ReplicaRole.PREFILL:
+                work.to = self._destinations(state, waiter.ask, now, coming)
             rank = self._rank(state, waiter) if state.service.ranked else None
             queue.pop()
             waiter.place.set_result(Lease(state.service, chosen.endpoint, work, rank))
@@ -344,12 +370,22 @@ class EndpointPicker:
     def _rank(self, state: _Service, waiter: _Waiter) -> int:
         return LAST_RANK if waiter.ask.batch else state.queue.rank(waiter.owner)
 
-    def _open(self, state: _Service, waiter: _Waiter, now: float) -> list[Candidate]:
+    def _destinations(self, state: _Service, ask: Ask, now: float, coming: Coming) -> tuple[str, ...]:
+        """Where the request's stream can go on: no more are sent to a replica than it computes together."""
+        found = []
+        for endpoint in state.service.endpoints:
+            load, works = state.replicas.get(endpoint.url) or ReplicaLoad(), coming.get(endpoint.url, ())
+            most = endpoint.most_running or self._limits.replica_in_flight
+            if load.in_flight + len(works) < most and load.takes(endpoint, ask, most, now, works):
+                found.append(load.candidate(endpoint, now, coming=works))
+        return destinations(found, ask)
+
+    def _open(self, state: _Service, waiter: _Waiter, now: float, coming: Coming) -> list[Candidate]:
         found, gives_way = [], self._gives_way(state, waiter)
         for endpoint in state.service.endpoints:
-            load = state.replicas.get(endpoint.url) or ReplicaLoad()
-            if load.takes(endpoint, waiter.ask, self._limits.replica_in_flight, now):
-                found.append(load.candidate(endpoint, now, gives_way))
+            load, works = state.replicas.get(endpoint.url) or ReplicaLoad(), coming.get(endpoint.url, ())
+            if load.takes(endpoint, waiter.ask, self._limits.replica_in_flight, now, works):
+                found.append(load.candidate(endpoint, now, gives_way, works))
         if waiter.ask.batch:
             return found
         if any(is_last_place(candidate) for candidate in found) and state.queue.is_ahead(waiter.owner):

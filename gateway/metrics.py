@@ -57,6 +57,11 @@ class Metrics:
             "Streams that went on at another replica after theirs had failed",
             registry=self.totals,
         )
+        self.moved = Counter(
+            "busbar_gateway_streams_moved",
+            "Streams that went on at the replica to which theirs had moved them",
+            registry=self.totals,
+        )
         self.limited = Counter(
             "busbar_gateway_requests_limited",
             "Requests refused because a key or a tenant has reached a limit, by kind (requests, tokens or money)",

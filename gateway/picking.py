@@ -44,6 +44,8 @@ class Ask:
     adapter: str = ""
     batch: bool = False
     """Nobody waits for the answer: it gets what the others leave."""
+    moves: bool = False
+    """A stream, which may go on at another replica."""
 
 
 ANY = Ask()
@@ -88,15 +90,25 @@ def choose(candidates: Sequence[Candidate], ask: Ask, rng: random.Random) -> Can
 
 def predicted_s(candidate: Candidate, speed: ReplicaSpeed, ask: Ask) -> float:
     """Seconds to the first token of the request there."""
+    work = candidate.prompt_tokens_ahead + own_tokens(candidate, ask)
+    steps = math.ceil(work / STEP_TOKENS) * step_s(candidate, speed, ask)
+    loading = ADAPTER_S if ask.adapter and ask.adapter not in candidate.adapters else 0.0
+    return work * speed.per_prompt_token_s + steps + loading
+
+
+def own_tokens(candidate: Candidate, ask: Ask) -> int:
+    """Tokens of the prompt that must be computed there."""
     cached = min(candidate.prefix.found(ask.blocks) * BLOCK_TOKENS, ask.prompt_tokens - 1)
-    work = candidate.prompt_tokens_ahead + max(1, ask.prompt_tokens - max(0, cached))
-    step = (
+    return max(1, ask.prompt_tokens - max(0, cached))
+
+
+def step_s(candidate: Candidate, speed: ReplicaSpeed, ask: Ask) -> float:
+    """Seconds of a step there that decodes all that runs, and the request besides."""
+    return (
         speed.per_step_s
         + speed.per_sequence_s * (candidate.running + 1)
         + speed.per_context_token_s * (candidate.context_tokens + ask.prompt_tokens)
     )
-    loading = ADAPTER_S if ask.adapter and ask.adapter not in candidate.adapters else 0.0
-    return work * speed.per_prompt_token_s + math.ceil(work / STEP_TOKENS) * step + loading
 
 
 def _by_load(candidates: Sequence[Candidate], ask: Ask, rng: random.Random) -> Candidate:

@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import aiohttp
 from aiohttp import web
@@ -98,7 +99,12 @@ class Proxy:
             grant.settle(0)
             raise
         call = replace(call, headers=grant.headers)
-        delivery = Delivery(call, self._settings.resume_tokens, self._needs(call, service, asks))
+        delivery = Delivery(
+            call,
+            self._settings.resume_tokens,
+            self._needs(call, service, asks),
+            partial(self._picker.moved, service),
+        )
         code = 499  # the client left
         try:
             with self._picker.visit(service, call.progress, batch=call.keep is not None):
@@ -136,7 +142,7 @@ class Proxy:
         several = max(service.max_replicas, len(service.endpoints)) > 1
         blocks = blocks_of(call.document, call.tenant, call.adapter) if several else ()
         batch = call.keep is not None
-        return Ask(max(1, asks.prompt_tokens), asks.output_tokens, blocks, call.adapter, batch)
+        return Ask(max(1, asks.prompt_tokens), asks.output_tokens, blocks, call.adapter, batch, call.stream)
 
     async def _try_replicas(
         self,
@@ -208,16 +214,9 @@ class Proxy:
                     suspect_s=failure.pause_s if failure else None,
                     worked=worked,
                 )
-            log.warning(
-                "replica_failed",
-                extra={
-                    "service": f"{service.namespace}/{service.name}",
-                    "pod": lease.endpoint.pod,
-                    "requestId": call.request_id,
-                    "reason": failure.reason,
-                    "delivered": delivery.tokens,
-                },
-            )
+            if not failure.moved_to:
+                self._tell_failure(call, lease, delivery, failure)
+            delivery.moved_at = time.monotonic() if failure.moved_to else None
             if delivery.begun and not delivery.resumable:
                 raise BadUpstream(
                     f"The stream broke: the replica failed in mid-answer ({failure.reason}). Ask again."
@@ -234,6 +233,20 @@ class Proxy:
                 )
             if failure.refused and patience_s <= 0:
                 raise Unavailable(f"No replica of {service.model_id!r} takes requests.", retry_after_s=10)
+
+    def _tell_failure(
+        self, call: Call, lease: Lease, delivery: Delivery, failure: ReplicaFailedError
+    ) -> None:
+        log.warning(
+            "replica_failed",
+            extra={
+                "service": lease.service.key,
+                "pod": lease.endpoint.pod,
+                "requestId": call.request_id,
+                "reason": failure.reason,
+                "delivered": delivery.tokens,
+            },
+        )
 
     async def _attempt(
         self, request: Client, call: Call, lease: Lease, usage: Usage, delivery: Delivery
@@ -269,7 +282,7 @@ class Proxy:
                     "The stream broke: the replica failed in mid-answer, and the next one could not go on with it "
                     f"(it answered {upstream.status}). Ask again."
                 )
-            self._metrics.resumed.inc()
+            (self._metrics.resumed if delivery.moved_at is None else self._metrics.moved).inc()
             log.info(
                 "stream_resumed",
                 extra={
@@ -353,8 +366,7 @@ class Proxy:
                     shown = delivery.hold_early(shown)
                     delivery.response = _event_stream(call) if shown else None
                 if delivery.response is not None:
-                    if delivery.work is not None:
-                        delivery.work.begun = True
+                    delivery.goes_on()
                     # Counted first, so that a token that a client received is counted even if this process dies.
                     usage.set(meter.prompt_tokens, meter.completion_tokens, meter.cached_tokens)
                     await self._send(request, call, delivery.response, shown, client)

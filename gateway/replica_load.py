@@ -41,6 +41,8 @@ class Work:
     begins_by: float
     """When its first token should have come, at the latest."""
     begun: bool = False
+    to: tuple[str, ...] = ()
+    """Addresses to which its stream is to be handed at its first token, best first."""
     is_ahead: bool = False
     """Its owner was served most, so that its prompt gives way to those of others, where the engine knows owners."""
 
@@ -64,11 +66,13 @@ class ReplicaLoad:
         """Requests that somebody waits for."""
         return [work for work in self.works if not work.ask.batch]
 
-    def takes(self, endpoint: Endpoint, ask: Ask, most: int, now: float) -> bool:
-        """Whether a request can be sent there now, of at most `most`."""
+    def takes(
+        self, endpoint: Endpoint, ask: Ask, most: int, now: float, coming: Collection[Work] = ()
+    ) -> bool:
+        """Whether a request can be sent there now, of at most `most`; `coming` are streams that will be handed over to it."""
         if not endpoint.ready or endpoint.draining or self.suspect_until > now:
             return False
-        works: Collection[Work] = self.works if ask.batch else self.others
+        works: Collection[Work] = [*(self.works if ask.batch else self.others), *coming]
         room = 1 - 1 / BATCH_KEPT if ask.batch else 1 + 1 / KV_AHEAD
         if ask.batch:
             places = min(most, endpoint.most_running or most // 2)
@@ -82,14 +86,17 @@ class ReplicaLoad:
         held = sum(work.ask.prompt_tokens + work.ask.output_tokens for work in works)
         return held + ask.prompt_tokens + ask.output_tokens <= endpoint.kv_tokens * room
 
-    def candidate(self, endpoint: Endpoint, now: float, is_ahead: bool = True) -> Candidate:
+    def candidate(
+        self, endpoint: Endpoint, now: float, is_ahead: bool = True, coming: Collection[Work] = ()
+    ) -> Candidate:
         """The replica as the choice sees it, for a request of an owner who is ahead or not: prompts of those who are give way
-        to the others'."""
+        to the others'. `coming` as in `takes`."""
         works = self.others
         begin = [w for w in works if not w.begun and now < w.begins_by]
         ahead = sum(w.ask.prompt_tokens for w in begin if is_ahead or not w.is_ahead)
         if not is_ahead:
             ahead += min(STEP_TOKENS, sum(min(HEAVY_PART, w.ask.prompt_tokens) for w in begin if w.is_ahead))
+        works = [*works, *coming]
         context = sum(w.ask.prompt_tokens + w.ask.output_tokens // 2 for w in works)
         return Candidate(endpoint, len(works), ahead, context, self.prefix, frozenset(self.adapters))
 

@@ -76,7 +76,7 @@ class Replicas:
             TENANT_HEADER: call.tenant,
             KEY_HEADER: call.key_id,
             WEIGHT_HEADER: f"{call.weight:g}",
-            TERMS_HEADER: call.terms(),
+            TERMS_HEADER: call.terms(lease.work.to),
             **({BATCH_HEADER: "1"} if call.keep is not None else {}),
         }
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s)

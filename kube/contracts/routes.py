@@ -11,6 +11,7 @@ from pydantic import Field
 from busbar.kube.contracts.allowances import Price
 from busbar.kube.contracts.demand import PROMPT_EDGES
 from busbar.kube.contracts.wire import WireModel
+from busbar.kube.contracts.workload import ReplicaRole
 
 PATH = "/routes"
 RESEND_S = 15.0
@@ -41,6 +42,7 @@ class Endpoint(WireModel):
     """Tokens of context that it holds."""
     most_running: int | None = None
     """Requests that it computes together."""
+    role: ReplicaRole = ReplicaRole.BOTH
 
 
 class Promise(WireModel):

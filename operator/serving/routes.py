@@ -18,7 +18,7 @@ from busbar.kube.contracts.routes import (
     Routes,
     ServiceRoute,
 )
-from busbar.kube.contracts.workload import MOST_RUNNING, ServingStatus
+from busbar.kube.contracts.workload import MOST_RUNNING, ReplicaRole, ServingStatus
 from busbar.kube.informer import Key
 from busbar.kube.types.model_service import ModelServiceSpec, ServiceEngine
 from busbar.operator.errors import ProbeRefused
@@ -161,13 +161,14 @@ def _endpoint(
         ready=pod.takes_requests,
         draining=pod.leaving or pod.parked,
         bearer=former,
-        speed=_speed(report),
+        speed=speed_of(report),
         kv_tokens=report.cache_tokens if report else None,
         most_running=_most_running(spec),
+        role=told.role if told is not None else ReplicaRole.BOTH,
     )
 
 
-def _speed(report: ServingReport | None) -> ReplicaSpeed | None:
+def speed_of(report: ServingReport | None) -> ReplicaSpeed | None:
     """The step model, in two digits: what changes less changes no choice, and would send the routes again."""
     model = report.step_model if report is not None else None
     if model is None or model.steps < LEAST_STEPS:

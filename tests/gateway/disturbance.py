@@ -9,12 +9,13 @@ other. No request meets two of the events that end an engine: one that kills two
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import re
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -28,6 +29,7 @@ from tests.gateway.test_process import Process
 from tests.serving import forked
 
 from busbar.kube.contracts.bearers import one_for_all
+from busbar.kube.contracts.workload import ReplicaRole
 from busbar.workloads.serving.settings import EngineSettings, ServerSettings
 
 BEARER = "secret"
@@ -164,6 +166,8 @@ class Report:
     changed: list[str] = field(default_factory=list)
     """Requests whose text, logprobs, reasons or usage differ from the undisturbed run."""
     resumed: int = 0
+    moved_on: int = 0
+    """Streams that went on where their replica had moved them."""
     broken: int = 0
     counted: tuple[int, int, int] = (0, 0, 0)
     """(requests, prompt tokens, completion tokens) on the key's account."""
@@ -173,10 +177,12 @@ class Report:
 class EngineProcess:
     """One serving engine."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, role: ReplicaRole) -> None:
+        self.role = role
         settings = ServerSettings(
             EngineSettings(model, deterministic=True, threads=1),
             "m",
+            role=role,
             port=free_port(),
             bearers=one_for_all(BEARER),
             drain_s=DRAIN_S,
@@ -202,8 +208,17 @@ class EngineProcess:
 class Disturbance:
     """Runs clients and events against a gateway and its engines."""
 
-    def __init__(self, folder: Path, model: Path, clients: int, max_tokens: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        clients: int,
+        max_tokens: int,
+        roles: Sequence[ReplicaRole] = (ReplicaRole.BOTH,),
+    ) -> None:
+        """One engine after the other gets the next of the `roles`, from the first one again behind the last."""
         self._house = House(folder)
+        self._roles = itertools.cycle(roles)
         self._model = model
         self._clients = clients
         self._asks = asks(max_tokens)
@@ -224,12 +239,13 @@ class Disturbance:
         gateway = Process(house)
         self._url = gateway.url.removesuffix("/v1/completions")
         try:
-            self._engines = [EngineProcess(self._model) for _ in range(3)]
+            self._engines = [self._engine() for _ in range(3)]
             await asyncio.gather(*(engine.ready(self._session) for engine in self._engines))
-            await self._publish()
+            await self._publish(1)  # one replica alone gives the answers to compare with
             await gateway.start()
             self._expected = [await self._ask(ask) for ask in self._asks]
             assert all(answer.complete and answer.error is None for answer in self._expected)
+            await self._publish()
             async with asyncio.TaskGroup() as clients:
                 for number in range(self._clients):
                     clients.create_task(self._client(number))
@@ -251,9 +267,13 @@ class Disturbance:
         assert self._house.session is not None
         return self._house.session
 
-    async def _publish(self) -> None:
+    def _engine(self) -> EngineProcess:
+        return EngineProcess(self._model, next(self._roles))
+
+    async def _publish(self, count: int = 2) -> None:
         endpoints = [
-            {"pod": e.url, "url": e.url, "ready": True, "draining": False} for e in self._engines[:2]
+            {"pod": e.url, "url": e.url, "ready": True, "draining": False, "role": e.role}
+            for e in self._engines[:count]
         ]
         await self._house.operator.publish(route("m", *endpoints, bearer=BEARER))
 
@@ -287,7 +307,7 @@ class Disturbance:
         await victim.ended()
         self._passed += 1
         await self._publish()
-        self._engines.append(EngineProcess(self._model))
+        self._engines.append(self._engine())
 
     async def _migrate(self, source: EngineProcess, to: EngineProcess) -> bool:
         """Moves all streams of one engine to the other; whether any did."""
@@ -359,4 +379,5 @@ class Disturbance:
             for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")
         }
         self.report.resumed = int(numbers["busbar_gateway_streams_resumed_total"])
+        self.report.moved_on = int(numbers["busbar_gateway_streams_moved_total"])
         self.report.broken = int(numbers["busbar_gateway_streams_broken_total"])

@@ -87,7 +87,7 @@ class Play:
         assert max(really.values(), default=0) <= LIMIT
         assert len(state.queue) == len(self.tasks) <= 6
         if len(state.queue):
-            assert not self.picker._open(state, state.queue.peek(), self.now), (
+            assert not self.picker._open(state, state.queue.peek(), self.now, {}), (
                 "one waits beside a free replica"
             )
 

@@ -22,6 +22,7 @@ METRICS = {
     "busbar_gateway_routes_connected",
     "busbar_gateway_services",
     "busbar_gateway_streams_broken",
+    "busbar_gateway_streams_moved",
     "busbar_gateway_streams_resumed",
     "busbar_gateway_time_to_first_byte_seconds",
     "busbar_gateway_usage_oldest_seconds",

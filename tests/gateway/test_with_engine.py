@@ -13,6 +13,8 @@ from openai import APIError, AsyncOpenAI, BadRequestError
 from tests.gateway.parts import KEY_A, House, route, text_of
 from tests.serving.processes import Running, serving
 
+from busbar.kube.contracts.workload import ReplicaRole
+
 pytestmark = pytest.mark.engine
 
 
@@ -204,6 +206,22 @@ async def test_no_answer_changes_while_engines_end_and_streams_move(tmp_path: Pa
     assert report.moved["copied"] > 0
     assert (report.failed, report.changed, report.broken) == ([], [], 0)
     assert report.resumed > 0
+    assert report.counted == report.expected
+
+
+async def test_no_answer_changes_while_engines_with_roles_end_on_both_sides(tmp_path: Path) -> None:
+    from tests.gateway.disturbance import Disturbance, Event
+    from tests.serving.models import save_model
+
+    save_model(tmp_path / "model", num_hidden_layers=16)
+    (tmp_path / "house").mkdir()
+    roles = (ReplicaRole.PREFILL, ReplicaRole.DECODE)
+    disturbance = Disturbance(tmp_path / "house", tmp_path / "model", clients=4, max_tokens=32, roles=roles)
+    sides = [Event.KILL, Event.KILL, Event.TERMINATE, Event.SCALE_DOWN]
+    report = await disturbance.run(sides, lambda: None)
+    assert report.events == {"kill": 2, "terminate": 1, "scale-down": 1}
+    assert (report.failed, report.changed, report.broken) == ([], [], 0)
+    assert report.moved_on > 0
     assert report.counted == report.expected
 
 

@@ -15,7 +15,7 @@ from busbar.kube.client import KubeClient
 from busbar.kube.contracts.demand import ServiceDemand, TenantDemand
 from busbar.kube.contracts.report import ServingReport, StepModelReport
 from busbar.kube.contracts.routes import ReplicaSpeed, ServiceRoute
-from busbar.kube.contracts.workload import AdapterReport, ServingStatus
+from busbar.kube.contracts.workload import AdapterReport, ReplicaRole, ServingStatus
 from busbar.kube.informer import Key
 from busbar.kube.login import Login
 from busbar.operator.serving.reconcile import reconcile
@@ -73,6 +73,12 @@ def test_the_step_model_of_a_replica_comes_in_two_digits_and_without_noise_below
         per_step_s=0.0051, per_sequence_s=0.0, per_context_token_s=1.2e-6, per_prompt_token_s=2.0e-5
     )
     assert endpoint.kv_tokens == 142
+
+
+def test_the_role_of_a_replica_is_the_one_that_it_tells() -> None:
+    told = AWAKE.model_copy(update={"role": ReplicaRole.PREFILL})
+    assert route(told).endpoints[0].role is ReplicaRole.PREFILL
+    assert route(AWAKE).endpoints[0].role is ReplicaRole.BOTH
 
 
 def test_an_adapter_that_the_replicas_refuse_comes_with_the_reason() -> None:
