@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from tests.serving.engines import load_engine
 from tests.serving.inside import serving_inside
 from tests.serving.models import save_model
@@ -18,6 +19,7 @@ from tests.serving.test_migration import BODY, HEADERS, LAYERS, Gateway, Got, co
 from busbar.kube.contracts.streams import TERMS_HEADER
 from busbar.kube.contracts.workload import TENANT_HEADER, ReplicaRole
 from busbar.workloads.serving.handover import Handover, LeftError, Stage
+from busbar.workloads.serving.migrate_in import Arrivals
 from busbar.workloads.serving.sampling import SamplingParams
 from busbar.workloads.serving.settings import EngineSettings
 
@@ -165,6 +167,31 @@ def check_stays(prefill: Service, body: dict[str, Any], expected: Got, *to: str)
     assert got.done
     assert (got.tokens, got.texts) == (expected.tokens, expected.texts)
     assert outcomes(prefill, "stayed") == stayed + 1
+
+
+def test_a_ticket_that_has_expired_while_the_request_waited_is_asked_for_again(
+    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, begun = Arrivals.begin, list[str]()
+
+    async def forgetful(arrivals: Arrivals, request: web.Request) -> web.Response:
+        answer = await begin(arrivals, request)
+        begun.extend(arrivals._tickets)
+        if len(begun) == 1:
+            arrivals._forget(begun[0])
+        return answer
+
+    monkeypatch.setattr(Arrivals, "begin", forgetful)
+    with (
+        serving_inside(settings, "m", role=ReplicaRole.PREFILL) as prefill,
+        serving_inside(settings, "m", role=ReplicaRole.DECODE) as decode,
+    ):
+        stream = Gateway(prefill, SAMPLED, terms(decode.url))
+        assert stream.finish().end == f"leaving {decode.url}"
+        assert len(begun) == 2
+        before, had = computed(decode), stream.got.count
+        left = stream.resume(decode).count - had
+        assert computed(decode) - before == left
 
 
 def test_the_next_one_is_asked_where_the_first_does_not_take_it(pair: tuple[Service, Service]) -> None:

@@ -69,6 +69,10 @@ class StaysError(Exception):
     """The stream goes on here; why."""
 
 
+class ForgottenError(StaysError):
+    """The peer has forgotten the ticket."""
+
+
 @dataclass(eq=False)
 class Movable:
     """A running stream of the gateway."""
@@ -232,7 +236,14 @@ class Departures:
         else:
             course = await self._begin(stream, to, loaded, await self._look(stream.ids))
         try:
-            if not course.recompute:
+            try:
+                if not course.recompute:
+                    await self._send(to, course, loaded)
+            except ForgottenError:
+                if not course.waits:
+                    raise
+                # The request has waited here for longer than a ticket is kept; now it runs.
+                course = await self._begin_early(stream, to, loaded)
                 await self._send(to, course, loaded)
             if not await self.engine.hand_over(stream.ids, to, held=self._is_held(stream, course)):
                 raise StaysError("it has ended")
@@ -394,7 +405,8 @@ class Departures:
             text = await answer.read()
             if answer.status != 200:
                 word = TOLD.get(answer.status, f"answered {answer.status}")
-                raise StaysError(f"{to} {word}: {text[:300].decode(errors='replace')}")
+                kind = ForgottenError if answer.status == 404 else StaysError
+                raise kind(f"{to} {word}: {text[:300].decode(errors='replace')}")
         try:
             found: object = json.loads(text)
         except ValueError as error:
