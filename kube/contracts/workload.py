@@ -93,6 +93,8 @@ class Env(StrEnum):
     """The pod's CPU request, which its engine must not exceed."""
     MODEL_ID = "BUSBAR_MODEL_ID"
     """Serving: the name clients use."""
+    ROLE = "BUSBAR_ROLE"
+    """Serving by our engine: what the replica does with a request (`ReplicaRole`)."""
     CHECKPOINT = "BUSBAR_CHECKPOINT"
     """JSON of spec.checkpoint of a TrainingJob."""
 

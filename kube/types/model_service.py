@@ -244,6 +244,28 @@ class ModelServiceSpec(SpecModel):
             message="scaling.external chooses the pools, and with them the zones; leave scaling.minZones out",
             holds=lambda spec: spec.scaling.min_zones is None or spec.scaling.external is None,
         ),
+        Rule(
+            cel="!has(self.prefillReplicas) || self.engine == 'builtin'",
+            message="prefillReplicas is for the builtin engine: engine vllm hands no stream over",
+            holds=lambda spec: spec.prefill_replicas is None or spec.engine is ServiceEngine.BUILTIN,
+        ),
+        Rule(
+            cel="!has(self.prefillReplicas) || (has(self.replicas) &&"
+            " (self.replicas == 0 || self.replicas > self.prefillReplicas))",
+            message="prefillReplicas needs spec.replicas above it (or 0): the autoscaler does not divide replicas by what they do,"
+            " and a stream that is handed over needs a replica that decodes it",
+            holds=lambda spec: (
+                spec.prefill_replicas is None
+                or spec.replicas == 0
+                or (spec.replicas or 0) > spec.prefill_replicas
+            ),
+        ),
+        Rule(
+            cel="!has(self.prefillReplicas) || !has(self.scaling) || !has(self.scaling.minZones)",
+            message="prefillReplicas and scaling.minZones are not built together; leave one of them out",
+            holds=lambda spec: spec.prefill_replicas is None or spec.scaling.min_zones is None,
+        ),
+        immutable("prefillReplicas", while_running=True),
         immutable("engine", required=True),
         immutable("modelId"),
         immutable("model", required=True, while_running=True),
@@ -286,6 +308,11 @@ class ModelServiceSpec(SpecModel):
         default=None,
         description="Present: an external target (kubectl scale, HPA, KEDA) that Busbar never writes. "
         "Absent: the autoscaler decides within minReplicas and maxReplicas.",
+    )
+    prefill_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS - 1)] | None = Field(
+        default=None,
+        description="So many of the replicas compute prompts and hand each stream, at its first token, to one of the others, which "
+        "decode. Needs spec.replicas. It can change while the service is suspended.",
     )
     min_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = Field(
         default=1, description="The autoscaler's floor; at 0 a request wakes the service."

@@ -20,7 +20,7 @@ from typing import Any
 
 from busbar.kube.contracts import bearers, workload
 from busbar.kube.contracts.bearers import Role
-from busbar.kube.contracts.workload import Env
+from busbar.kube.contracts.workload import Env, ReplicaRole
 from busbar.kube.types import AcceleratorPool, ModelService, TrainingJob, quantity
 from busbar.kube.types.meta import (
     LABEL_ADMISSION_ID,
@@ -33,7 +33,7 @@ from busbar.kube.types.meta import (
     Resource,
     claim_of,
 )
-from busbar.kube.types.model_service import ModelServiceSpec, ServiceEngine
+from busbar.kube.types.model_service import MAX_REPLICAS, ModelServiceSpec, ServiceEngine
 from busbar.kube.types.pod_template import PodTemplate
 from busbar.operator.pods.model_server_stop import pre_stop
 from busbar.operator.watch.projections import (
@@ -54,6 +54,9 @@ INIT = [
 ]  # PID 1 must not be the trainer: a killed trainer ends the container by its code
 DRAIN_MARGIN_S = 15
 MAX_VOLUME_NAME_CHARS = 63
+FIRST_DECODE = MAX_REPLICAS
+"""Of a service whose replicas have roles those that decode have numbers from here on, and those that compute prompts smaller ones. So
+the replica that takes the place of one that is leaving has its role, although that still has its number."""
 _PARALLEL = re.compile(r"(--(tensor|pipeline|data)-parallel-size|-tp|-pp|-dp)\b")
 
 
@@ -189,6 +192,13 @@ def training_pod(
     return body
 
 
+def replica_role(spec: ModelServiceSpec, index: int) -> ReplicaRole:
+    """Of the replica with this number."""
+    if spec.prefill_replicas is None:
+        return ReplicaRole.BOTH
+    return ReplicaRole.PREFILL if index < FIRST_DECODE else ReplicaRole.DECODE
+
+
 def service_pod(
     service: ModelService,
     *,
@@ -217,6 +227,8 @@ def service_pod(
     env[Env.SPEC] = json.dumps(spec.model_dump(mode="json", by_alias=True, exclude_none=True))
     if mode:
         env[Env.MODE] = mode
+    if not vllm:
+        env[Env.ROLE] = replica_role(spec, index)
     container = _container(spec.image or rendering.workloads_image, env, volumes, port=True)
     container["imagePullPolicy"] = rendering.pull_policy
     if spec.engine is ServiceEngine.BUILTIN:

@@ -9,17 +9,22 @@ from collections.abc import Iterable
 from busbar.kube.types import ModelService
 from busbar.kube.types.service_status import PoolReplicas
 from busbar.operator.accounting.budgets import Hold
+from busbar.operator.pods.manifests import FIRST_DECODE
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler import Placement, Resources
 
 
 def kept_pods(service: ModelService, pods: Iterable[Pod]) -> list[Pod]:
     """The replicas to keep, at most as many as are desired: those in the pools where they are wanted, of these the
-    ones that serve first, then the oldest. One that sleeps (it wakes then) is kept only after all that do not."""
+    ones that serve first, then the oldest. One that sleeps (it wakes then) is kept only after all that do not. Those that
+    compute prompts for the others go before these."""
     status = service.status
     desired = (status.desired_replicas if status is not None else None) or 0
     alive = [p for p in pods if not p.leaving]
-    alive.sort(key=lambda p: (p.parked, not p.takes_requests, p.gated, p.rank))
+    divided = service.spec.prefill_replicas is not None
+    alive.sort(
+        key=lambda p: (divided and p.rank >= FIRST_DECODE, p.parked, not p.takes_requests, p.gated, p.rank)
+    )
     room = {
         row.pool: row.desired for row in (status.pools if status is not None else None) or () if row.desired
     }
@@ -54,18 +59,21 @@ def _in_wrong_pools(service: ModelService, kept: Iterable[Pod]) -> int:
 
 
 def wanted_indexes(service: ModelService, pods: Iterable[Pod]) -> list[int]:
-    """The replica numbers that should exist: those kept, and the lowest free ones for what is missing."""
+    """The replica numbers that should exist: those kept, and the lowest free ones for what is missing. Where some compute prompts for
+    the others, each of both has numbers of its own."""
     pods = tuple(pods)
     desired = (service.status.desired_replicas if service.status is not None else None) or 0
     stay = kept_pods(service, pods)
     kept, extra = [p.rank for p in stay], _in_wrong_pools(service, stay)
     taken = {p.rank for p in pods}
-    index = 0
+    prefill = min(service.spec.prefill_replicas or 0, max(0, desired - 1))
     while len(kept) < desired + extra:
-        if index not in taken:
-            kept.append(index)
-            taken.add(index)
-        index += 1
+        lacks = prefill > sum(rank < FIRST_DECODE for rank in kept)
+        index = 0 if lacks or not prefill else FIRST_DECODE
+        while index in taken:
+            index += 1
+        kept.append(index)
+        taken.add(index)
     return sorted(kept)
 
 

@@ -237,6 +237,15 @@ def model_service_from_weights() -> JSON:
     return document
 
 
+def model_service_with_roles() -> JSON:
+    """A ModelService of which one replica computes prompts for the others."""
+    document = model_service_from_weights()
+    spec = document["spec"]
+    del spec["scaling"]["external"]
+    spec |= {"replicas": 256, "prefillReplicas": 1}
+    return document
+
+
 def model_service_in_zones() -> JSON:
     """A ModelService whose replicas Busbar chooses, in several zones."""
     document = model_service_from_weights()
@@ -408,7 +417,12 @@ BASES = {
         engine_job_from_weights,
         engine_job_with_adapters,
     ),
-    "ModelService": (model_service, model_service_from_weights, model_service_in_zones),
+    "ModelService": (
+        model_service,
+        model_service_from_weights,
+        model_service_in_zones,
+        model_service_with_roles,
+    ),
     "AcceleratorPool": (pool, cpu_pool),
     "Tenant": (tenant,),
     "PerformanceProfile": (profile, fastest_profile, slowest_profile),

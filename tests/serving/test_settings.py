@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from busbar.kube.contracts.bearers import Role
+from busbar.kube.contracts.workload import ReplicaRole
 from busbar.workloads.serving.errors import SettingsError
 from busbar.workloads.serving.pod import from_environment
 from busbar.workloads.serving.quota import Quota
@@ -60,6 +61,15 @@ def test_the_promised_time_per_token_reaches_the_engine() -> None:
     spec = SPEC | {"slo": {"tpotMilliseconds": 40, "percentile": 95}}
     assert from_environment(POD | {"BUSBAR_SPEC": json.dumps(spec)}).engine.tpot_ms == 40
     assert from_environment(POD).engine.tpot_ms is None
+
+
+def test_the_role_of_a_replica_comes_from_the_operator() -> None:
+    assert from_environment(POD).role is ReplicaRole.BOTH
+    assert from_environment(POD | {"BUSBAR_ROLE": "prefill"}).role is ReplicaRole.PREFILL
+    with pytest.raises(
+        SettingsError, match="BUSBAR_ROLE is 'cook'; a replica has the role both, prefill, decode"
+    ):
+        from_environment(POD | {"BUSBAR_ROLE": "cook"})
 
 
 def test_adapters_of_the_spec_are_below_their_claims() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from busbar.kube.contracts.bearers import Role, bearers_in
-from busbar.kube.contracts.workload import ARTIFACTS_ROOT, PORT, Env
+from busbar.kube.contracts.workload import ARTIFACTS_ROOT, PORT, Env, ReplicaRole
 from busbar.kube.types.meta import CLAIM_PATH_PATTERN, claim_of
 from busbar.workloads.machine.limits import usable_processors
 from busbar.workloads.serving.errors import SettingsError, shown
@@ -70,6 +70,7 @@ def from_environment(env: Mapping[str, str], arguments: Sequence[str] = ()) -> S
         engine=replace(engine, **(MODES[mode] | extra)),
         **process,
         model_id=model_id,
+        role=_role(env),
         host="0.0.0.0",
         port=_number(env, Env.PORT) or PORT,
         bearers=bearers,
@@ -78,6 +79,13 @@ def from_environment(env: Mapping[str, str], arguments: Sequence[str] = ()) -> S
         drain_s=_seconds(spec.get("drainSeconds", 30)),
         accelerator=env.get(Env.ACCELERATOR) or ServerSettings.accelerator,
     )
+
+
+def _role(env: Mapping[str, str]) -> ReplicaRole:
+    given = env.get(Env.ROLE) or ReplicaRole.BOTH
+    if given not in set(ReplicaRole):
+        raise SettingsError(f"{Env.ROLE} is {given!r}; a replica has the role {', '.join(ReplicaRole)}")
+    return ReplicaRole(given)
 
 
 def _adapters(spec: Mapping[str, Any]) -> tuple[AdapterSource, ...]:

@@ -268,6 +268,25 @@ def _replica() -> dict[str, Any]:
     )
 
 
+def test_the_number_of_a_replica_says_its_role() -> None:
+    of = service(replicas=3, prefillReplicas=2)
+    told = [
+        env(
+            manifests.service_pod(
+                of,
+                index=index,
+                model_uri="pvc://claim/model",
+                placement=placement(),
+                pool=pool(),
+                rendering=RENDERING,
+            )
+        )["BUSBAR_ROLE"]
+        for index in (0, 1, 256)
+    ]
+    assert told == ["prefill", "prefill", "decode"]
+    assert env(_replica())["BUSBAR_ROLE"] == "both"
+
+
 def test_a_replica_reads_its_model_and_may_not_write_it() -> None:
     body = _replica()
     assert env(body)["BUSBAR_MODEL_DIR"] == "/artifacts/claim/model"

@@ -32,7 +32,7 @@ from busbar.operator.serving.history import Counts
 from busbar.operator.serving.metrics import Scaled, ScalingMetrics
 from busbar.operator.serving.reconcile import reconcile
 from busbar.operator.serving.replica_speed import slo_of, speeds
-from busbar.operator.serving.replicas import kept_pods
+from busbar.operator.serving.replicas import kept_pods, wanted_indexes
 from busbar.operator.serving.scaling import desired_replicas
 from busbar.operator.serving.sizes import Sizes
 from busbar.operator.serving.trust import Trust
@@ -322,6 +322,37 @@ def test_surplus_replicas_leave_the_pool_where_they_are_not_wanted() -> None:
     assert [p.rank for p in kept_pods(of, pods)] == [1, 2]
     plain = wanting(2)
     assert [p.rank for p in kept_pods(plain, pods)] == [0, 1]
+
+
+def test_replicas_that_compute_prompts_for_the_others_stay() -> None:
+    """Also one that does not serve yet: without it there is nobody who computes prompts."""
+    pods = [on("l4", 0, ready=False), on("l4", 256), on("l4", 257)]
+    of = wanting(2, replicas=3, prefillReplicas=1)
+    assert [p.rank for p in kept_pods(of, pods)] == [0, 256]
+    assert [p.rank for p in kept_pods(wanting(2), pods)] == [256, 257]
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted"),
+    [
+        ((), [0, 1, 256, 257]),
+        ((0, 256, 257), [0, 1, 256, 257]),
+        ((0, 1, 256), [0, 1, 256, 257]),
+        ((0, 1, 257, 258), [0, 1, 257, 258]),
+    ],
+)
+def test_what_is_missing_gets_a_number_of_its_role(there: tuple[int, ...], wanted: list[int]) -> None:
+    of = wanting(4, replicas=4, prefillReplicas=2)
+    assert wanted_indexes(of, [on("l4", number) for number in there]) == wanted
+
+
+def test_who_takes_the_place_of_one_that_leaves_computes_prompts_too() -> None:
+    of = wanting(3, replicas=3, prefillReplicas=1)
+    leaving = replace(on("l4", 0), draining_since=NOW)
+    pods = [leaving, on("l4", 256), on("l4", 257)]
+    assert wanted_indexes(of, pods) == [1, 256, 257]
+    assert wanted_indexes(of, [on("l4", 1), *pods[1:]]) == [1, 256, 257], "and stays when that is gone"
+    assert wanted_indexes(wanting(0, replicas=0, prefillReplicas=1), []) == []
 
 
 def test_missing_replicas_claim_the_type_that_was_chosen_for_them() -> None:
