@@ -108,6 +108,10 @@ class MeasuredReplica(StatusModel):
         default=False,
         description="It ran the platform's image under an accepted digest: its speeds are shared with other services.",
     )
+    limited: bool = Field(
+        default=False,
+        description="Power limits held its boards while it measured: its speeds are this service's alone.",
+    )
 
 
 class ScalingCause(StrEnum):

@@ -28,7 +28,7 @@ from busbar.operator.power.draw import Draw, Overrun, draw_of, watched
 from busbar.operator.power.energy import EnergyBook
 from busbar.operator.power.gatherer import Gatherer, Source, sources
 from busbar.operator.power.lessor import Lessor
-from busbar.operator.power.limited_runs import limited_runs, with_curves
+from busbar.operator.power.limited_runs import HeldNodes, limited_runs, with_curves
 from busbar.operator.power.membership import Membership, membership
 from busbar.operator.power.meters import Metered
 from busbar.operator.power.metrics import PowerMetrics
@@ -100,6 +100,7 @@ class PowerKeeper:
         """
         self._replicas, self._prompt_shares = replicas, PromptShares()
         self._trainers, self.curves = trainers, curves or LimitCurves()
+        self.held = HeldNodes()
         self._prices = prices
         self.meters: Mapping[str, Metered] = {}
         """What the feeds' own meters say (`meters.py`), by domain."""
@@ -188,6 +189,7 @@ class PowerKeeper:
         readings = self.gatherer.readings
         runs = limited_runs(self.membership, readings, pods.values(), jobs, self._trainers, fresh_from_s)
         self.curves.look(runs, now_s)
+        self.held.look(readings, fresh_from_s, now_s)
         return with_curves(works, runs, self.curves, now_s)
 
     async def handle(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:

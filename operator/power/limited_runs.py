@@ -1,4 +1,4 @@
-"""Which training jobs run on boards that policies limit, and under which limits. Pure.
+"""Which training jobs run on boards that policies limit, and under which limits; and where limits hold what runs. Pure.
 
 A gang runs at the speed of its slowest pod, so the lowest limit of its nodes is its own. Nobody says which boards of a
 node a pod holds: where the boards of a node have different limits, a job's limit is not known.
@@ -24,6 +24,10 @@ from busbar.operator.watch.projections import Pod
 
 AT_LIMIT = 0.9
 """Boards that draw less than this part of their limits are not held by them."""
+
+
+HELD_S = 120.0
+"""For so long after a limit has held its boards a replica's speeds are not those without limits."""
 
 
 def limited_runs(
@@ -114,6 +118,32 @@ def _part(reading: Reading) -> float | None:
         if board.nameplate_w > 0
     ]
     return min(parts) if parts and max(parts) - min(parts) <= STEADY else None
+
+
+class HeldNodes:
+    """Nodes whose boards limits have held lately. What a serving engine measures there is slower than without limits, and its step
+    model forgets what it has seen after some thousand steps."""
+
+    def __init__(self) -> None:
+        self._until_s: dict[str, float] = {}
+
+    def look(self, readings: Mapping[str, Reading], fresh_from_s: float, now_s: float) -> None:
+        """To be called once a second; readings of before `fresh_from_s` count for nothing."""
+        self._until_s = {node: until for node, until in self._until_s.items() if until > now_s}
+        for node, reading in readings.items():
+            if _fresh(reading, fresh_from_s) is not None and _is_held(reading):
+                self._until_s[node] = now_s + HELD_S
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._until_s)
+
+
+def _is_held(reading: Reading) -> bool:
+    return any(
+        board.limit_w is not None and board.is_capped and board.watts >= AT_LIMIT * board.limit_w
+        for board in reading.boards.values()
+    )
 
 
 def _binds(reading: Reading) -> bool:

@@ -2,12 +2,13 @@
 
 Replicas of one accelerator type measure nearly the same; of each type the one with the most measured steps is
 used, and before others one whose running container was checked (`pods/engine_image.py`). Only what such a replica of
-our own engine measured is shared: a report from any other image could falsify a class that all tenants share.
+our own engine measured is shared: a report from any other image could falsify a class that all tenants share. Nor is what
+one measured whose boards power limits held: the table's speeds are those without limits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from busbar.kube.contracts.report import ServingReport
 from busbar.kube.contracts.workload import ServingStatus
@@ -32,17 +33,23 @@ def measured(
     places: Iterable[tuple[Pod, Placement | None]],
     readings: Mapping[str, ServingStatus],
     engine: EngineImage,
+    held_nodes: Collection[str] = (),
 ) -> list[MeasuredReplica]:
-    """One line for each placement and class for which a replica has measured a speed."""
-    best: dict[tuple[str, str, int, str], tuple[tuple[bool, int], MeasuredReplica]] = {}
+    """One line for each placement and class for which a replica has measured a speed.
+
+    Args:
+        held_nodes: nodes whose boards power limits have held lately.
+    """
+    best: dict[tuple[str, str, int, str], tuple[tuple[bool, bool, int], MeasuredReplica]] = {}
     for pod, placement in places:
         reading = readings.get(pod.uid)
         report = reading.report if reading is not None else None
         if placement is None or report is None or report.step_model is None:
             continue
-        line = _line(placement, report, verified=check(None, (pod,), engine).verified)
+        held = pod.node in held_nodes
+        line = _line(placement, report, verified=check(None, (pod,), engine).verified, limited=held)
         place = _place(line)
-        rank = (line.verified, report.step_model.steps)
+        rank = (line.verified, not line.limited, report.step_model.steps)
         if place not in best or rank > best[place][0]:
             best[place] = (rank, line)
     return [best[place][1] for place in sorted(best)][:MOST_MEASURED]
@@ -85,10 +92,10 @@ def believed(service: ModelService) -> list[MeasuredReplica]:
     """The lines of a service that may fill cells of the shared table."""
     status = service.status
     lines = status.measured or () if status is not None and is_ours(service) else ()
-    return [line for line in lines if line.verified]
+    return [line for line in lines if line.verified and not line.limited]
 
 
-def _line(placement: Placement, report: ServingReport, *, verified: bool) -> MeasuredReplica:
+def _line(placement: Placement, report: ServingReport, *, verified: bool, limited: bool) -> MeasuredReplica:
     model = report.step_model
     assert model is not None
     return MeasuredReplica(
@@ -102,6 +109,7 @@ def _line(placement: Placement, report: ServingReport, *, verified: bool) -> Mea
         kv_tokens=report.cache_tokens,
         step_model=StepModel(**{name: _short(getattr(model, name)) for name in StepModel.model_fields}),
         verified=verified,
+        limited=limited,
     )
 
 

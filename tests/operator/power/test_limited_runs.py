@@ -13,7 +13,7 @@ from busbar.kube.contracts.power import Backend, LimitsReport
 from busbar.kube.contracts.workload import StepPhaseSeconds, TrainingStatus
 from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob
-from busbar.operator.power.limited_runs import limited_runs, power_use, with_curves
+from busbar.operator.power.limited_runs import HELD_S, HeldNodes, limited_runs, power_use, with_curves
 from busbar.operator.power.membership import membership
 from busbar.operator.power.readings import HOST, Metered, Reading
 from busbar.operator.power.work import NodeWork, WorkKind
@@ -171,3 +171,30 @@ def test_a_job_is_told_its_limit_and_what_limits_have_cost() -> None:
     assert found is not None
     assert (found.attempt, found.limit_percent, found.seconds) == (3, 50, 100)
     assert found.slowdown == pytest.approx(1.4, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("of", "held"),
+    [
+        (reading("n0", 200.0, None), True),
+        (reading("n0", 200.0, draws=0.5), False),
+        (reading("n0", 400.0), False),
+        (reading("n0", None), False),
+        (reading("n0", 200.0, boards_from=Backend.SIMULATED), False),
+        (replace(reading("n0", 200.0), at_s=10.0), False),
+    ],
+    ids=["one board of two", "it draws less", "its nameplate", "no limit", "simulated", "old"],
+)
+def test_a_node_is_held_while_a_board_draws_what_its_limit_lets_it(of: Reading, held: bool) -> None:
+    nodes = HeldNodes()
+    nodes.look({"n0": of}, 50.0, 100.0)
+    assert nodes.names == ({"n0"} if held else frozenset())
+
+
+def test_a_node_counts_as_held_for_two_minutes_more() -> None:
+    nodes, free = HeldNodes(), {"n0": reading("n0", None)}
+    nodes.look({"n0": reading("n0", 200.0)}, 50.0, 100.0)
+    nodes.look(free, 50.0, 100.0 + HELD_S - 1)
+    assert nodes.names == {"n0"}
+    nodes.look(free, 50.0, 100.0 + HELD_S)
+    assert nodes.names == frozenset()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from tests.operator.builders import NOW, RENDERING, placement, replica, service
-from tests.operator.profiles.parts import CLASS, profile, waiting, written
+from tests.operator.profiles.parts import CLASS, look, profile, waiting, written
 
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.types import ModelService
@@ -85,6 +86,20 @@ def test_a_replicas_speed_is_shared_only_after_its_image_was_checked(
     of = service(status={"measured": [line.to_wire() for line in lines]})
     assert len(believed(of)) == shared
     assert len(served((of,), CLASS)) == shared
+
+
+def test_what_limits_slowed_down_is_the_services_alone_and_takes_no_shared_speed_away() -> None:
+    pods = [(replace(runs(index), node=f"node-{index}"), placement()) for index in (0, 1)]
+    readings = {runs(0).uid: serving(500), runs(1).uid: serving(90)}
+    [line] = measured(pods, readings, ENGINE, {"node-0"})
+    assert (line.step_model.steps, line.limited) == (90, False), "the one that nothing held, of fewer steps"
+    [line] = measured(pods[:1], readings, ENGINE, {"node-0"})
+    assert (line.step_model.steps, line.limited) == (500, True)
+    held = service(status={"measured": [line.to_wire()]})
+    assert believed(held) == served((held,), CLASS) == []
+    kept = written(profile(), serving=tuple(served((of_service(),), CLASS)))
+    assert [c for c in (kept.status and kept.status.cells) or () if c.step_model]
+    assert look(kept, serving=tuple(served((held,), CLASS))).status is None, "the cell stays as it was"
 
 
 def test_a_checked_replica_speaks_before_a_busier_one_that_is_not() -> None:
