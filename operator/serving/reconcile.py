@@ -15,7 +15,7 @@ from collections.abc import Mapping, Set
 from datetime import timedelta
 
 from busbar.kube.contracts import bearers
-from busbar.kube.contracts.workload import DRAIN_PATH
+from busbar.kube.contracts.workload import DRAIN_PATH, ReplicaRole
 from busbar.kube.informer import Key
 from busbar.kube.resources import PODS, SECRETS
 from busbar.kube.types.reasons import Reason
@@ -202,13 +202,16 @@ def _leave(view: ServiceView, staying: Set[str]) -> list[Action]:
 
 
 def _drain(view: ServiceView, pod: Pod, staying: Set[str]) -> PostToPod:
-    """Asks a replica to take no more requests, and to hand over its streams to those that stay and know its bearer."""
-    peers = [
-        peer.key
+    """Asks a replica to take no more requests, and to hand over its streams to those that stay and know its bearer; of these to
+    those that decode, if there are any."""
+    able = [
+        peer
         for peer in view.pods
         if peer.uid in staying and peer.uid != pod.uid and peer.takes_requests and peer.bearers == pod.bearers
     ]
-    return PostToPod(pod.key, pod.uid, DRAIN_PATH, 5.0, peers=tuple(peers))
+    spec = view.service.spec
+    decode = [p for p in able if manifests.replica_role(spec, p.rank) is not ReplicaRole.PREFILL]
+    return PostToPod(pod.key, pod.uid, DRAIN_PATH, 5.0, peers=tuple(peer.key for peer in decode or able))
 
 
 def _drained(view: ServiceView, pod: Pod) -> bool:

@@ -235,6 +235,17 @@ def test_a_draining_replica_is_told_of_those_that_stay_take_requests_and_know_it
     assert drain.peers == (replica(0).key,)
 
 
+def test_streams_of_a_draining_replica_go_to_those_that_decode() -> None:
+    of = wanting(3, prefillReplicas=1)
+    leaving = replica(258, draining_since=NOW - timedelta(seconds=3))
+    for others, told in (
+        ((replica(0), replica(256)), (replica(256).key,)),
+        ((replica(0),), (replica(0).key,)),
+    ):
+        drains = [a for a in reconcile(view(of, leaving, *others)).actions if isinstance(a, PostToPod)]
+        assert [drain.peers for drain in drains] == [told]
+
+
 def test_a_replica_that_somebody_deletes_hands_its_streams_over_if_there_is_a_peer() -> None:
     of = wanting(2, drainSeconds=30)
     going = replica(1, deleting=True)
