@@ -133,47 +133,17 @@ def training_pod(
 ) -> Body:
     """One pinned pod of a job; gated, if it is one of several. One that replaces another has its name in DNS."""
     name = training_pod_name(job.metadata.name, attempt, rank, replacement)
-    env = _identity_env(job, KIND_TRAINING) | _gang_env(job, attempt, rank, placement.pods)
-    env[Env.ATTEMPT] = str(attempt)
-    if replacement:
-        env[Env.REPLACEMENT] = str(replacement)
-    env[Env.MODE] = placement.mode
-    env[Env.ACCELERATOR] = placement.accelerator
-    env[Env.GRACE_SECONDS] = str(job.spec.preemption.grace_period_seconds)
-    asks = job.spec.shape.cpu is not None or pool is None or pool.spec.is_cpu
-    if placement.per_pod.cpu_m and asks:  # on GPUs what nobody asked for is a request, and no bound
-        env[Env.CPU_MILLICORES] = str(placement.per_pod.cpu_m)
+    env = _training_env(job, placement, pool, attempt, rank, replacement)
     volumes = _Volumes()
-    if job.spec.template is None or job.spec.template.port:
-        env[Env.BEARERS_DIR] = volumes.bearers(
-            bearers.secret_name(rendering.workload_key, job.metadata.uid), Role.READ, Role.COMMAND
-        )
-    if job.spec.output is not None:
-        env[Env.OUTPUT_DIR] = volumes.claim(job.spec.output.uri)
-        checkpoint = job.spec.checkpoint.uri or f"{job.spec.output.uri.rstrip('/')}/checkpoints"
-        env[Env.CHECKPOINT_DIR] = volumes.claim(checkpoint)
-    env[Env.CHECKPOINT] = json.dumps(
-        job.spec.checkpoint.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"uri"})
-    )
-    if job.spec.engine is not None:
-        container = _engine_container(job, env, volumes, rendering)
-        extra: Body = {}
-        own_labels: dict[str, str] = {}
-        own_notes: dict[str, str] = {}
-    else:
-        assert job.spec.template is not None  # CEL: exactly one of engine and template
-        template = job.spec.template
-        container = _template_container(template, env, volumes)
-        extra = {"imagePullSecrets": [{"name": s.name} for s in template.image_pull_secrets or ()]}
-        own_labels = dict((template.metadata and template.metadata.labels) or {})
-        own_notes = dict((template.metadata and template.metadata.annotations) or {})
+    own = _own_container(job, env, volumes, rendering)
+    container, own_notes = own.container, own.annotations
     fabric = pool.spec.fabric if pool is not None and placement.pods > 1 else None
     if fabric is not None:  # what a job says of its own goes before
         own_notes = {**(fabric.annotations or {}), **own_notes}
         container["env"] = [{"name": k, "value": v} for k, v in (fabric.env or {}).items()] + container["env"]
     container["resources"] = _resources(placement.per_pod, pool, gang=fabric is not None)
     labels = {
-        **own_labels,
+        **own.labels,
         LABEL_ATTEMPT: str(attempt),
         LABEL_RANK: str(rank),
         LABEL_ADMISSION_ID: admission_id,
@@ -184,12 +154,70 @@ def training_pod(
     body = _pod(job, name, KIND_TRAINING, labels, own_notes, container, volumes, pool, node, placement.pool)
     if placement.pods == 1:
         del body["spec"]["schedulingGates"]
-    body["spec"] |= {k: v for k, v in extra.items() if v}
+    body["spec"] |= {k: v for k, v in own.spec.items() if v}
     body["spec"]["restartPolicy"] = "Never"
     body["spec"]["hostname"] = training_pod_name(job.metadata.name, attempt, rank)
     body["spec"]["subdomain"] = job.metadata.name
     body["spec"]["terminationGracePeriodSeconds"] = job.spec.preemption.grace_period_seconds
     return body
+
+
+def _training_env(
+    job: TrainingJob,
+    placement: Placement,
+    pool: AcceleratorPool | None,
+    attempt: int,
+    rank: int,
+    replacement: int,
+) -> dict[str, str]:
+    """What the operator tells a pod of a job, but for what it mounts."""
+    env = _identity_env(job, KIND_TRAINING) | _gang_env(job, attempt, rank, placement.pods)
+    env[Env.ATTEMPT] = str(attempt)
+    if replacement:
+        env[Env.REPLACEMENT] = str(replacement)
+    env[Env.MODE] = placement.mode
+    env[Env.ACCELERATOR] = placement.accelerator
+    env[Env.GRACE_SECONDS] = str(job.spec.preemption.grace_period_seconds)
+    asks = job.spec.shape.cpu is not None or pool is None or pool.spec.is_cpu
+    if placement.per_pod.cpu_m and asks:  # on GPUs what nobody asked for is a request, and no bound
+        env[Env.CPU_MILLICORES] = str(placement.per_pod.cpu_m)
+    env[Env.CHECKPOINT] = json.dumps(
+        job.spec.checkpoint.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"uri"})
+    )
+    return env
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What a job's engine or template says of its pods."""
+
+    container: Body
+    spec: Body
+    """Fields of the pod."""
+    labels: dict[str, str]
+    annotations: dict[str, str]
+
+
+def _own_container(job: TrainingJob, env: dict[str, str], volumes: _Volumes, rendering: Rendering) -> _Own:
+    """The container, with all that is mounted in it."""
+    if job.spec.template is None or job.spec.template.port:
+        env[Env.BEARERS_DIR] = volumes.bearers(
+            bearers.secret_name(rendering.workload_key, job.metadata.uid), Role.READ, Role.COMMAND
+        )
+    if job.spec.output is not None:
+        env[Env.OUTPUT_DIR] = volumes.claim(job.spec.output.uri)
+        checkpoint = job.spec.checkpoint.uri or f"{job.spec.output.uri.rstrip('/')}/checkpoints"
+        env[Env.CHECKPOINT_DIR] = volumes.claim(checkpoint)
+    if job.spec.engine is not None:
+        return _Own(_engine_container(job, env, volumes, rendering), {}, {}, {})
+    assert job.spec.template is not None  # CEL: exactly one of engine and template
+    template = job.spec.template
+    return _Own(
+        _template_container(template, env, volumes),
+        {"imagePullSecrets": [{"name": s.name} for s in template.image_pull_secrets or ()]},
+        dict((template.metadata and template.metadata.labels) or {}),
+        dict((template.metadata and template.metadata.annotations) or {}),
+    )
 
 
 def replica_role(spec: ModelServiceSpec, index: int) -> ReplicaRole:
@@ -241,20 +269,7 @@ def service_pod(
             *_vllm_parallel(spec, pool), *_vllm_adapters(model_id, adapters), *(spec.args or ()),
         ]  # fmt: skip
         container["lifecycle"] = pre_stop(workload.PORT, spec.drain_seconds)
-    path = workload.READY_PATH if spec.engine is ServiceEngine.BUILTIN else workload.HEALTH_PATH
-    container["readinessProbe"] = {
-        "httpGet": {"path": path, "port": workload.PORT_NAME},
-        "periodSeconds": 1,
-        "failureThreshold": 2,
-        "timeoutSeconds": 2,
-    }
-    container["livenessProbe"] = {
-        "httpGet": {"path": workload.HEALTH_PATH, "port": workload.PORT_NAME},
-        "initialDelaySeconds": 120,
-        "periodSeconds": 20,
-        "failureThreshold": 6,
-        "timeoutSeconds": 5,
-    }
+    container |= _probes(workload.HEALTH_PATH if vllm else workload.READY_PATH)
     container["resources"] = _resources(placement.per_pod, pool)
     labels = {LABEL_RANK: str(index), LABEL_ADMISSION_ID: f"{service.metadata.uid[:8]}-{index}"}
     node = placement.nodes[0]
@@ -271,6 +286,25 @@ def service_pod(
     body["spec"]["restartPolicy"] = "Always"
     body["spec"]["terminationGracePeriodSeconds"] = spec.drain_seconds + DRAIN_MARGIN_S
     return body
+
+
+def _probes(ready_path: str) -> Body:
+    """When a replica takes requests, and when its container is started again."""
+    return {
+        "readinessProbe": {
+            "httpGet": {"path": ready_path, "port": workload.PORT_NAME},
+            "periodSeconds": 1,
+            "failureThreshold": 2,
+            "timeoutSeconds": 2,
+        },
+        "livenessProbe": {
+            "httpGet": {"path": workload.HEALTH_PATH, "port": workload.PORT_NAME},
+            "initialDelaySeconds": 120,
+            "periodSeconds": 20,
+            "failureThreshold": 6,
+            "timeoutSeconds": 5,
+        },
+    }
 
 
 def _vllm_limits(spec: ModelServiceSpec) -> list[str]:

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,7 +173,6 @@ def answer_for(
     from busbar.workloads.training.division import divide, divide_sequence
     from busbar.workloads.training.gang_plan import GangMachine, network_json
     from busbar.workloads.training.longest import longest_sequences
-    from busbar.workloads.training.plan import COPIES
     from busbar.workloads.training.sizing import batch_shape
 
     batch = batch_shape(spec)
@@ -182,25 +182,14 @@ def answer_for(
     if spec.sequence > 1:
         divide_sequence(spec.data.sequence_length, shape.heads, shape.kv_heads, spec.sequence)
 
-    def needed(of: BatchShape) -> Demand:
-        whole = demand_of(
-            shape, of, evaluates=spec.evaluation is not None, adapter=spec.adapter, schedule=spec.schedule
-        )
-        if parity is not None:
-            whole = replace(whole, memory_copies=COPIES, parity=parity * spec.processes)
-        return over_ranks(whole, division, spec.sharding)
-
+    needed = partial(_needed, spec, shape, division, parity)
     demand = needed(batch)
     limits = machine.limits(spec.device_memory_bytes, spec.scratch_disk_bytes, spec.processes)
+    network = machine.network if pods > 1 else None
     gang = (
         None
         if processes == 1
-        else GangMachine(
-            machine.accelerator,
-            machine.network if pods > 1 else None,
-            spec.processes,
-            machine.disk_bytes_per_s,
-        )
+        else GangMachine(machine.accelerator, network, spec.processes, machine.disk_bytes_per_s)
     )
     modes = {mode: _mode(mode, shape, batch, demand, limits, machine, division, gang) for mode in MODES}
     answer: dict[str, Any] = {
@@ -213,7 +202,7 @@ def answer_for(
         "pods": pods,
         "processesPerPod": spec.processes,
         "sharding": spec.sharding,
-        "network": network_json(machine.network if pods > 1 else None),
+        "network": network_json(network),
         "memoryParity": parity,
         "processesPerSequence": spec.sequence,
         "deviceBytes": limits.device_bytes,
@@ -233,6 +222,20 @@ def answer_for(
             spec.sequence,
         )
     return answer
+
+
+def _needed(
+    spec: EngineSpec, shape: ModelShape, division: Division, parity: int | None, batch: BatchShape
+) -> Demand:
+    """What each process of a job needs."""
+    from busbar.workloads.training.plan import COPIES
+
+    whole = demand_of(
+        shape, batch, evaluates=spec.evaluation is not None, adapter=spec.adapter, schedule=spec.schedule
+    )
+    if parity is not None:
+        whole = replace(whole, memory_copies=COPIES, parity=parity * spec.processes)
+    return over_ranks(whole, division, spec.sharding)
 
 
 def _choices(spec: EngineSpec, shape: ModelShape, batch: BatchShape, demand: Demand) -> dict[str, Any]:
