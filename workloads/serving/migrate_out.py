@@ -87,6 +87,8 @@ class Movable:
     tokens: Sequence[Sequence[int]]
     """Of each stream the tokens that it began with."""
     moving: bool = False
+    leaves: bool = False
+    """A peer has it, and it is told so."""
 
     @property
     def ids(self) -> list[str]:
@@ -226,6 +228,10 @@ class Departures:
         except RequestError as error:  # the engine fails, or ends
             log.info("stream %s is not handed over: %s", stream.name, error)
             return
+        except asyncio.CancelledError:  # it has ended here while a peer was asked
+            if not stream.leaves:
+                self.count(outcome)
+            raise
         self.count(outcome)
 
     async def _move(self, stream: Movable, to: str, at_first_token: bool) -> Done:
@@ -245,7 +251,9 @@ class Departures:
                 # The request has waited here for longer than a ticket is kept; now it runs.
                 course = await self._begin_early(stream, to, loaded)
                 await self._send(to, course, loaded)
+            stream.leaves = True
             if not await self.engine.hand_over(stream.ids, to, held=self._is_held(stream, course)):
+                stream.leaves = False
                 raise StaysError("it has ended")
         except BaseException:
             ids = list(course.sent)
