@@ -15,7 +15,7 @@ from busbar.kube.types import TrainingJob
 from busbar.kube.types.training_status import PowerUse, TrainingJobStatus
 from busbar.operator.pods.manifests import KIND_TRAINING
 from busbar.operator.power.membership import Membership
-from busbar.operator.power.readings import Reading
+from busbar.operator.power.readings import Metered, Reading
 from busbar.operator.power.work import PLAIN, NodeWork, WorkKind
 from busbar.operator.profiles.paces import STEADY, UNSEEN, Cost, LimitCurves, LimitedRun, Told, Work
 from busbar.operator.profiles.speeds import run_of
@@ -140,17 +140,15 @@ class HeldNodes:
 
 
 def _is_held(reading: Reading) -> bool:
-    return any(
-        board.limit_w is not None and board.is_capped and board.watts >= AT_LIMIT * board.limit_w
-        for board in reading.boards.values()
-    )
+    return any(board.is_capped and _at_limit(board) for board in reading.boards.values())
 
 
 def _binds(reading: Reading) -> bool:
-    return any(
-        board.limit_w is not None and board.watts >= AT_LIMIT * board.limit_w
-        for board in reading.boards.values()
-    )
+    return any(map(_at_limit, reading.boards.values()))
+
+
+def _at_limit(board: Metered) -> bool:
+    return board.limit_w is not None and board.watts >= AT_LIMIT * board.limit_w
 
 
 def _told(reading: TrainingStatus | None) -> Told | None:
