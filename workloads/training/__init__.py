@@ -18,7 +18,7 @@ reads `BUSBAR_*` variables) and alone (`busbar train job.yaml`). Reading order o
     evaluation, ngram, export    bits per byte, and the directory that `transformers` loads
     status, port                 the status for the operator and people while it runs
     session      all of the above in order, with signals; `command` and `__main__` start it
-    plan_command the resources that a job would need on another machine
+    plan_command the resources that a job would need on another machine; `plan_text` tells a person
 
 This package imports no heavy module by itself, so that `busbar --help` stays fast.
 """
