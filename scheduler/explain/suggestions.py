@@ -36,6 +36,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from ..candidates.candidates import Candidate
 from ..fairness.quota import EPS, Right
@@ -45,12 +46,15 @@ from ..model.snapshot import Job, Pool, Quota, Tenant
 from ..placement.feeds import Lack
 from ..search.preemption import reclaim
 from ..search.round import Round
-from ..search.start import start_waiting
+from ..search.start import order, start_waiting
 from ..search.state import Assignment, RankedCandidate
 from ..search.swap import improve_one
 from .sentences import amount_text
 
 TRIES = 32
+FEW = 32
+"""A try that preempts by right is made with so many jobs of each pool and tenant first: that they are enough is nearly
+always so, and a cluster has thousands."""
 
 
 class Suggestions:
@@ -264,6 +268,12 @@ class Suggestions:
         if self._left <= 0:
             return None
         self._left -= 1
+        with round_.stoppable.few(FEW):
+            by = self._preempts(assignment, trial)
+        return self._preempts(assignment, trial) if round_.stoppable.cut and by != "right" else by
+
+    def _preempts(self, assignment: Assignment, trial: Assignment) -> str | bool:
+        round_ = self.round
         with (
             self._standing_in(trial),
             round_.holdings.assuming_entitlements(self._entitled_if(assignment, trial)),
@@ -343,11 +353,23 @@ class Suggestions:
     def _claims(self, accelerator: str) -> dict[str, int]:
         """The smallest request of the type among each tenant's waiting jobs."""
         if not self._least:
-            for assignment in self.round.state.waiting.values():
+            for assignment in self._one_of_each():
                 for kind, amount_m in assignment.option.sizes:
                     row = self._least.setdefault(kind, {})
                     row[assignment.job.tenant] = min(amount_m, row.get(assignment.job.tenant, amount_m))
         return self._least.get(accelerator, {})
+
+    def _one_of_each(self) -> Iterator[Assignment]:
+        """Waiting jobs: one of each queue, whose jobs make the same request, and all that stand in none."""
+        round_ = self.round
+        waiting, queues = round_.state.waiting, round_.state.queues
+        for kinds in queues.settled(partial(order, round_)).values():
+            for queue in kinds.values():
+                job = next((key[-1] for key in queue if key[-1] in waiting), None)
+                if job is not None:
+                    yield waiting[job]
+        moved = (one for one in round_.changed if one.job.run is not None)
+        yield from (one for one in (*queues.stopped.values(), *moved) if one.job.id in waiting)
 
     def _entitled_if(self, assignment: Assignment, trial: Assignment) -> dict[str, float]:
         """Entitlements if the job were changed."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import compress, count, islice
+from itertools import compress, count
 from operator import is_not
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+AHEAD = 8
+"""So many objects may have come or gone at one place; of more, the rest of both tuples is compared as a whole."""
+STEPS = 256
+"""Likewise at so many places."""
+CHUNK = 256
 LARGE = 64
 """Tuples of more objects are compared once, however often they are asked about in turn."""
 _compared: deque[tuple[Any, Any, list[Any], list[Any]]] = deque(maxlen=4)
@@ -34,13 +39,43 @@ def differing(old: tuple[T, ...], new: tuple[T, ...]) -> tuple[list[T], list[T]]
 
 
 def _differing(old: tuple[T, ...], new: tuple[T, ...]) -> tuple[list[T], list[T]]:
-    if len(old) == len(new):  # objects were replaced: identical ones have the same index
-        gone, come = list(compress(old, map(is_not, old, new))), list(compress(new, map(is_not, old, new)))
-    else:  # objects were added or removed: identical ones stand before or after them
-        shorter = min(len(old), len(new))
-        start = next(compress(count(), map(is_not, old, new)), shorter)
-        backwards = map(is_not, islice(reversed(old), shorter - start), reversed(new))
-        end = next(compress(count(), backwards), shorter - start)
-        gone, come = list(old[start : len(old) - end]), list(new[start : len(new) - end])
+    gone, come = list[T](), list[T]()
+    i = j = 0
+    for _ in range(STEPS):
+        same = _same(old, new, i, j)
+        i, j = i + same, j + same
+        meet = _meet(old[i : i + AHEAD], new[j : j + AHEAD])
+        if meet is None:
+            break
+        gone += old[i : i + meet[0]]
+        come += new[j : j + meet[1]]
+        i, j = i + meet[0], j + meet[1]
+    before, after = old[i:], new[j:]
+    if len(before) == len(after):  # many were replaced: identical ones have the same index
+        selectors = list(map(is_not, before, after))
+        return _unlike(gone + list(compress(before, selectors)), come + list(compress(after, selectors)))
+    return _unlike(gone + list(before), come + list(after))
+
+
+def _same(old: tuple[T, ...], new: tuple[T, ...], i: int, j: int) -> int:
+    """How many objects are the same from these places on."""
+    found = 0
+    while True:
+        before, after = old[i + found : i + found + CHUNK], new[j + found : j + found + CHUNK]
+        here = next(compress(count(), map(is_not, before, after)), min(len(before), len(after)))
+        found += here
+        if here < CHUNK:
+            return found
+
+
+def _meet(old: tuple[T, ...], new: tuple[T, ...]) -> tuple[int, int] | None:
+    """After how many objects of each, as few as can be, the two go on with the same one; None: not here."""
+    places = {id(one): index for index, one in enumerate(new)}
+    found = ((index, places[id(one)]) for index, one in enumerate(old) if id(one) in places)
+    return min(found, key=sum, default=None)
+
+
+def _unlike(gone: list[T], come: list[T]) -> tuple[list[T], list[T]]:
+    """Those that are not in the other list, at whatever place."""
     before, after = set(map(id, gone)), set(map(id, come))
     return [one for one in gone if id(one) not in after], [one for one in come if id(one) not in before]

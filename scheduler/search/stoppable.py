@@ -7,7 +7,10 @@ of what was placed and taken away since it was last asked for, and so does each 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from heapq import nsmallest
+from operator import attrgetter
 
 import numpy as np
 
@@ -19,6 +22,7 @@ from .victim_groups import Floats, Victim, VictimGroup
 Where = tuple[str, str]
 """Pool and tenant."""
 _Order = tuple[float, JobId]
+_BY_NODE = attrgetter("placement.nodes", "job.id")
 _Test = Callable[[Assignment], bool]
 Losses = Callable[[Assignment], tuple[float, float]]
 """What a job loses per hour and once if it gives way."""
@@ -118,6 +122,9 @@ class Stoppable:
         self._lost_s, self._lost_units = lost_s, lost_units
         self._ran_min_time, self._shrunk = ran_min_time, shrunk
         self._victims: dict[JobId, Victim] = {}
+        self._most: int | None = None
+        self.cut = False
+        """Whether a list has left jobs out (`few`)."""
         self.clear()
 
     def clear(self) -> None:
@@ -134,6 +141,19 @@ class Stoppable:
         """Forget the round, too: it knows this object, and each keeps the other alive."""
         self.clear()
         del self._lost_s, self._lost_units, self._ran_min_time, self._shrunk
+
+    @contextmanager
+    def few(self, most: int) -> Iterator[None]:
+        """Within this context, lists have so many jobs at most, those on the first nodes: where some of them will do,
+        the others need not be looked at. Jobs that are moved within it are back where they were at its end."""
+        lists, passing, groups = self._lists, self._passing, self._groups
+        self._lists, self._passing, self._groups = {}, {}, {}
+        self._most, self.cut = most, False
+        try:
+            yield
+        finally:
+            self._lists, self._passing, self._groups = lists, passing, groups
+            self._most = None
 
     def follow(self, where: Where, assignment: Assignment, sign: int) -> None:
         """The job has been given a place there (sign=-1: is losing it)."""
@@ -172,6 +192,8 @@ class Stoppable:
         known = self._lists.get(where)
         if known is None:
             found = [one for one in self._held.get(where, {}).values() if self._may_stop(one)]
+            if self._most is not None and len(found) > self._most:
+                found, self.cut = nsmallest(self._most, found, key=_BY_NODE), True
             entries = [(self._order(one), self._victim(one, where[0])) for one in found]
             known = self._lists[where] = _Logged(entries)
         return known

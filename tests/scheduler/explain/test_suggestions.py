@@ -134,6 +134,16 @@ def test_the_lowest_priority_that_would_start_the_job_is_suggested() -> None:
     assert told(both) == {"priority": "701"}
 
 
+def test_a_priority_is_suggested_that_only_the_last_of_many_running_jobs_makes_way_for() -> None:
+    nodes = 9
+    running = [
+        job(f"r{i:02}", on=placed("H100", f"H100-{i // 8:04}"), priority=700 if i < 8 * nodes - 1 else 300)
+        for i in range(8 * nodes)
+    ]
+    other = job("x", priority=100)
+    assert told(cluster(*running, other, H100=nodes)) == {"priority": "301"}
+
+
 def test_no_priority_above_the_tenants_ceiling_is_suggested() -> None:
     running = job("r", size=8, on=placed("H100", "H100-0000", size=8), priority=300)
     limited = replace(tenant("a"), priority_ceiling=300)
