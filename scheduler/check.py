@@ -126,14 +126,16 @@ class Checker:
         self, plan: Plan, changed: Mapping[str, Placement | None], new: Mapping[str, Placement]
     ) -> list[str]:
         """Every job runs, or has exactly one record that says why not."""
-        counts: Counter[str] = Counter([record.job for record in plan.waiting])
+        records = [record.job for record in plan.waiting]
+        told: set[str] = set(records)
         delayed = {action.job for action in plan.actions if action.after}
+        counts = Counter[str](records if len(told) < len(records) else ())
         several = sorted((key, count) for key, count in counts.items() if count > 1)
         wrong = [f"{key}: {count} waiting records" for key, count in several]
         waits = (self._idle - (new.keys() - self._leaving)) | (changed.keys() - new.keys())
-        for key in sorted(waits - counts.keys()):
+        for key in sorted(waits - told):
             wrong.append(f"{self._jobs[key].key}: it waits and nobody says why")
-        for key in sorted((counts.keys() & self._jobs.keys()) - waits - delayed):
+        for key in sorted((told - waits - delayed) & self._jobs.keys()):
             wrong.append(f"{self._jobs[key].key}: it runs and has a waiting record")
         return wrong
 

@@ -35,6 +35,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from busbar.kube.errors import ApiError, ConnectionFailed
@@ -75,11 +76,13 @@ from busbar.scheduler import (
     react,
     sentence,
 )
+from busbar.scheduler.model.diff import differing
 from busbar.scheduler.performance.learning import quarantined
 
 log = logging.getLogger(__name__)
 
 
+_CODE = attrgetter("code")
 FAULTS_LOGGED = 5  # of a refused plan, in the log
 WHOLE_COLLECTION = 6  # so many full plans; about a minute
 
@@ -172,7 +175,8 @@ class Rounds:
         self.stopped = asyncio.Lock()  # held during a round, and by whoever lets none begin
         self._changes: Changes = {}
         self._builder: SnapshotBuilder | None = None  # None: the next round reads all objects
-        self._records: dict[str, WaitingRecord] = {}  # by job, as last looked at
+        self._looked_at: tuple[WaitingRecord, ...] = ()
+        """The records of the round before."""
         self._memo: Memo | None = None
         self._checker = Checker()
         self._last: tuple[Snapshot, Plan] | None = None  # the round before
@@ -324,7 +328,7 @@ class Rounds:
             snapshot,
             made,
             builder.remarks(),
-            Counter(str(record.code) for record in made.waiting),
+            Counter({str(code): n for code, n in Counter(map(_CODE, made.waiting)).items()}),
             Counter(str(record.fault) for record in quarantined(snapshot.table)),
         )
         decided.held_back = builder.held_back()
@@ -483,10 +487,14 @@ class Rounds:
 
     def _to_tell(self, made: Plan, others: set[str], *, full: bool) -> Iterator[WaitingRecord]:
         """The records that are new, and those of the jobs named; all of them after a full plan."""
-        before, self._records = self._records, {record.job: record for record in made.waiting}
-        for record in made.waiting:
-            if full or record.job in others or before.get(record.job) is not record:
-                yield record
+        before, self._looked_at = self._looked_at, made.waiting
+        if full:
+            yield from made.waiting
+            return
+        _, come = differing(before, made.waiting)
+        yield from come
+        if others := others.difference(record.job for record in come):
+            yield from (record for record in made.waiting if record.job in others)
 
     def _decision(
         self,
