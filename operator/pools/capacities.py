@@ -70,7 +70,10 @@ class Capacities:
         self._stale.add(name)
 
     def put(self, pod: Pod, use: Use) -> None:
-        """A pod that is new, changed, or accounted for otherwise."""
+        """A pod that is new, changed, or accounted for otherwise. One that has ended holds nothing."""
+        if pod.ended:
+            self.remove(pod)
+            return
         if not pod.place or self._pods.setdefault(pod.place, {}).get(pod.uid) == (pod, use):
             return
         self._pods[pod.place][pod.uid] = pod, use
@@ -134,7 +137,7 @@ class Capacities:
             return self._made.pop(name, None) is not None
         if node.ready and lacks_fabric(node, pool):
             self._without_fabric[name] = pool.metadata.name
-        here = [(pod, use) for pod, use in self._pods.get(name, {}).values() if not pod.ended]
+        here = self._pods.get(name, {}).values()
         made = scheduler_node(node, pool, (pod.requests for pod, use in here if use is not Use.JOB))
         nobodys = [pod for pod, use in here if use is Use.NOBODY and pod.node]
         held = held_on_node(pool, nobodys) if nobodys and node.ready else None

@@ -26,6 +26,7 @@ from typing import TypeVar
 
 from busbar.kube.types import AcceleratorPool, PerformanceProfile, Tenant, TrainingJob, quantity
 from busbar.kube.types.training_engine import Activations, EngineMode, OptimizerName, Order, TrainingEngine
+from busbar.kube.types.training_job import TrainingJobSpec
 from busbar.kube.types.training_status import TERMINAL_PHASES
 from busbar.operator.pools.nodes import link_class
 from busbar.operator.profiles.observations import (
@@ -98,29 +99,47 @@ class Asked:
     gang: Gang = ALONE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class JobFacts:
     """What the table has from one job."""
 
     asked: Asked | None = None
     """None: it has ended without a report, or nothing is known of its class."""
     report: SpeedReport | None = None
+    load: Workload | None = None
+    """What its spec asks for; None: of no one job."""
+    spec: TrainingJobSpec | None = None
+    """That `load` was read from."""
 
 
-def facts_of(job: TrainingJob, tenant: str) -> JobFacts:
-    """What the table has from this job of this tenant."""
-    load, reported = workload(job), job.status is not None and has_reported(job.status)
+@lru_cache(maxsize=4096)
+def _shared(one: T) -> T:
+    """The one that was seen first of those that are equal: thousands of jobs ask for the same."""
+    return one
+
+
+def facts_of(job: TrainingJob, tenant: str, known: JobFacts | None = None) -> JobFacts:
+    """What the table has from this job of this tenant.
+
+    Args:
+        known: the same of the job as it was; of the same spec it is not read again.
+    """
+    known = known if known is not None and known.spec is job.spec else None
+    load = known.load if known is not None and known.load is not None else _shared(workload(job))
+    reported = job.status is not None and has_reported(job.status)
+    nothing = JobFacts(None, None, load, job.spec)
     if load.model is None or load.batch is None:
-        return JobFacts()
+        return nothing
     report = speed_report(job, load.workload_class, load.remaining(0) or 0.0, tenant) if reported else None
     if job.status is not None and job.status.phase in TERMINAL_PHASES and not reported:
-        return JobFacts()
+        return nothing
+    if known is not None and known.asked is not None:
+        return JobFacts(known.asked, report, load, job.spec)
     shape = job.spec.shape
     size_m = shape.accelerators_per_pod * shape.min_pods * 1000
     types = tuple(job.spec.accelerators or ())
-    return JobFacts(
-        Asked(load.workload_class, load.model, load.batch, load.modes, size_m, types, load.gang), report
-    )
+    asked = Asked(load.workload_class, load.model, load.batch, load.modes, size_m, types, load.gang)
+    return JobFacts(_shared(asked), report, load, job.spec)
 
 
 def workload(job: TrainingJob) -> Workload:

@@ -57,7 +57,7 @@ POOL, TENANT, PROFILE = "AcceleratorPool", "Tenant", "PerformanceProfile"
 DOMAIN = "PowerDomain"
 KINDS = frozenset({JOB, SERVICE, POD, NODE, POOL, TENANT, PROFILE, DOMAIN})
 """A snapshot depends on these, and on no others."""
-FEW = 32
+FEW = 256
 """As many jobs that differ are put in order one by one; more are sorted."""
 
 
@@ -194,8 +194,8 @@ class SnapshotBuilder:
         moment = now.timestamp()
         while self._timed and self._timed[0][0] <= moment:
             self._stale.add(heapq.heappop(self._timed)[1])
-        self._follow_claims(now, full=full)
         self._follow_facts()
+        self._follow_claims(now, full=full)
         if full or self._unlearned:
             self._table = self._learned()
         elif self._new_classes:
@@ -386,7 +386,9 @@ class SnapshotBuilder:
             return serving.claims(obj, owned, jobs, tenant, now, budget, pools)
         if (until := training.until(obj, now)) is not None:
             heapq.heappush(self._timed, (until, item))
-        return training.claims(obj, owned, tenant, now, budget, self._objects[NODE])
+        facts = self._facts.get(item.key)
+        load = facts.load if facts is not None and facts.spec is obj.spec else None
+        return training.claims(obj, owned, tenant, now, budget, self._objects[NODE], load)
 
     def _single(self, pod: Pod, tenant: str, now: datetime) -> Iterable[Claim]:
         """A pod that is a job by itself: opted in, or without its owner."""
@@ -432,7 +434,7 @@ class SnapshotBuilder:
         for key in self._stale_facts:
             job: TrainingJob | None = self._objects[JOB].get(key)
             old = self._facts.get(key, JobFacts())
-            new = facts_of(job, self.tenant_of(key.namespace)) if job is not None else JobFacts()
+            new = facts_of(job, self.tenant_of(key.namespace), old) if job is not None else JobFacts()
             if job is not None:
                 self._facts[key] = new
             else:

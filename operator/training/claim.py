@@ -35,6 +35,7 @@ def claims(
     now: datetime,
     budget: Hold = FREE,
     nodes: Mapping[Key, Node] = MappingProxyType({}),
+    load: Workload | None = None,
 ) -> tuple[Claim, ...]:
     """The job in the snapshot; nothing if it holds nothing and may not start. Lost pods of a gang that goes on without them
     are a job of their own there, which waits.
@@ -43,8 +44,9 @@ def claims(
         pods: those that the object owns.
         budget: what its tenant's budgets do to it.
         nodes: all of the cluster.
+        load: what the spec asks for, if that is known already.
     """
-    whole = _claim(obj, pods, tenant, now, budget)
+    whole = _claim(obj, pods, tenant, now, budget, load)
     if whole is None:
         return ()
     admission = obj.status.admission if obj.status is not None else None
@@ -58,7 +60,14 @@ def claims(
     return (replace(whole, job=others), *(() if part is None else (Claim(part),)))
 
 
-def _claim(obj: TrainingJob, pods: tuple[Pod, ...], tenant: str, now: datetime, budget: Hold) -> Claim | None:
+def _claim(
+    obj: TrainingJob,
+    pods: tuple[Pod, ...],
+    tenant: str,
+    now: datetime,
+    budget: Hold,
+    load: Workload | None,
+) -> Claim | None:
     status = obj.status
     if status is not None and status.phase in TERMINAL_PHASES:
         return None
@@ -69,7 +78,7 @@ def _claim(obj: TrainingJob, pods: tuple[Pod, ...], tenant: str, now: datetime, 
             return None
         if status is not None and leftovers(status, pods):
             return None
-        return Claim(waiting(obj, tenant, now), reservation=reservation_of(obj))
+        return Claim(waiting(obj, tenant, now, load), reservation=reservation_of(obj))
     admission = status.admission
     placement = placement_of(admission)
     started = admission.admitted_at or now
@@ -81,7 +90,7 @@ def _claim(obj: TrainingJob, pods: tuple[Pod, ...], tenant: str, now: datetime, 
         releasing=status.release is not None or obj.metadata.deletion_timestamp is not None,
     )
     counted = frozenset(pod.uid for pod in pods if pod.attempt == (status.attempt or 0))
-    return Claim(replace(waiting(obj, tenant, now), run=run), counted)
+    return Claim(waiting(obj, tenant, now, load, run), counted)
 
 
 def until(obj: TrainingJob, now: datetime) -> float | None:
@@ -118,10 +127,16 @@ def copies_in_memory(spec: TrainingJobSpec, load: Workload) -> int:
     return copies_mib(load.model, load.batch, load.gang, lost)
 
 
-def waiting(obj: TrainingJob, tenant: str, now: datetime) -> Job:
-    """The job as if it waited: without its run."""
+def waiting(
+    obj: TrainingJob, tenant: str, now: datetime, load: Workload | None = None, run: Run | None = None
+) -> Job:
+    """The job as if it waited, unless a run is given.
+
+    Args:
+        load: what the spec asks for, if that is known already.
+    """
     spec, meta, status = obj.spec, obj.metadata, obj.status
-    load = workload(obj)
+    load = workload(obj) if load is None else load
     progress = status.progress if status is not None else None
     return Job(
         id=JobId(meta.uid or "draft"),
@@ -151,4 +166,5 @@ def waiting(obj: TrainingJob, tenant: str, now: datetime) -> Job:
         else None,
         deadline_s=spec.deadline.timestamp() if spec.deadline is not None else None,
         promised=promised(obj),
+        run=run,
     )
