@@ -298,7 +298,7 @@ class Handlers:
             if update.scaled is not None and update.status is not None
             else None
         )
-        self._scales.show(key, view.plan, scaled, own if told else (), self.targets.clock())
+        self._scales.show(key, view.plan, scaled, own if told else (), self.targets.clock(), view.day)
         await self._carry_out(KIND_SERVICE, key, update.actions)
         for reason, message in update.notices:
             self._writer.notice(MODEL_SERVICES, service, reason, message)

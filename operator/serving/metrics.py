@@ -10,11 +10,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from busbar.kube.informer import Key
 from busbar.operator.serving.fleets import Change, Plan
+from busbar.operator.serving.history import Counts
 from busbar.operator.watch.projections import Pod, Sleep
 
 _SERVICE = ["namespace", "service"]
 _KINDS = ("now", "forecast", "p90")
-_TIMES = ("5m", "1h")
+_TIMES = ("5m", "1h", "24h")
 _STATES = ("ready", "starting", "sleeping")
 """The others leave."""
 _REACTION_S = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -55,7 +56,7 @@ class ScalingMetrics:
         )
         self.kept = Gauge(
             "busbar_service_slo_ratio",
-            "Answers within the latency target over all requests, of five minutes and of an hour",
+            "Answers within the latency target over all requests, of five minutes, of an hour and of a day",
             [*_SERVICE, "over"],
             registry=registry,
         )
@@ -85,19 +86,28 @@ class ScalingMetrics:
         self._awaited: dict[Key, _Awaited] = {}
         self.replicas = Gauge(
             "busbar_service_replicas",
-            "Replicas that take requests, that start or wake, and that sleep",
-            [*_SERVICE, "state"],
+            "Replicas that take requests, that start or wake, and that sleep, by AcceleratorPool",
+            [*_SERVICE, "pool", "state"],
             registry=registry,
         )
+        self._in_pools: dict[Key, frozenset[str]] = {}
+        """The pools that were shown last."""
 
     def show(
-        self, key: Key, plan: Plan | None, scaled: Scaled | None, pods: Iterable[Pod] = (), now_s: float = 0.0
+        self,
+        key: Key,
+        plan: Plan | None,
+        scaled: Scaled | None,
+        pods: Iterable[Pod] = (),
+        now_s: float = 0.0,
+        day: Counts | None = None,
     ) -> None:
         """After a reconcile of the service.
 
         Args:
             pods: its replicas; none where it has neither a latency target nor replicas that may sleep.
             now_s: by the clock that `Plan.over_since_s` is told by.
+            day: what came in the last 24 hours; None: it is not known.
         """
         pods = tuple(pods)
         self._show_replicas(key, pods)
@@ -118,7 +128,8 @@ class ScalingMetrics:
             self.capacity.labels(*name).set(plan.capacity_rps)
         else:
             self._drop(self.capacity, name, ())
-        for over, (share, _) in zip(_TIMES, (plan.attainment, plan.attainment_hour), strict=True):
+        of_day = day.within / day.requests if day is not None and day.requests else None
+        for over, share in zip(_TIMES, (plan.attainment[0], plan.attainment_hour[0], of_day), strict=True):
             if share is not None:
                 self.kept.labels(*name, over).set(share)
             else:
@@ -148,14 +159,19 @@ class ScalingMetrics:
         self._show_replicas(key, [])
 
     def _show_replicas(self, key: Key, pods: Iterable[Pod]) -> None:
-        name, here = (key.namespace, key.name), [pod for pod in pods if not pod.leaving]
-        if not here:
-            self._drop(self.replicas, name, _STATES)
-            return
-        ready, parked = sum(p.takes_requests for p in here), sum(p.parked for p in here)
-        sleeping = sum(p.sleep is Sleep.ASLEEP for p in here)
-        for state, count in zip(_STATES, (ready, len(here) - ready - parked, sleeping), strict=True):
-            self.replicas.labels(*name, state).set(count)
+        by_pool: dict[str, list[Pod]] = {}
+        for pod in pods:
+            if not pod.leaving:
+                by_pool.setdefault(pod.pool, []).append(pod)
+        for pool in self._in_pools.pop(key, frozenset()) - by_pool.keys():
+            self._drop(self.replicas, (key.namespace, key.name, pool), _STATES)
+        for pool, here in by_pool.items():
+            ready, parked = sum(p.takes_requests for p in here), sum(p.parked for p in here)
+            sleeping = sum(p.sleep is Sleep.ASLEEP for p in here)
+            for state, count in zip(_STATES, (ready, len(here) - ready - parked, sleeping), strict=True):
+                self.replicas.labels(key.namespace, key.name, pool, state).set(count)
+        if by_pool:
+            self._in_pools[key] = frozenset(by_pool)
 
     def forget(self, key: Key) -> None:
         """The service has no latency target."""
@@ -164,7 +180,7 @@ class ScalingMetrics:
         self._drop(self.kept, name, _TIMES)
         self._drop(self.capacity, name, ())
 
-    def _drop(self, gauge: Gauge, name: tuple[str, str], last: tuple[str, ...]) -> None:
+    def _drop(self, gauge: Gauge, name: tuple[str, ...], last: tuple[str, ...]) -> None:
         for labels in ((*name, value) for value in last) if last else (name,):
             with suppress(KeyError):
                 gauge.remove(*labels)

@@ -483,17 +483,19 @@ def test_each_answer_of_the_gateway_is_numbered_and_a_wait_is_looked_at_each_tim
 def test_metrics_show_demand_capacity_and_attainment_and_forget_a_service_that_is_gone() -> None:
     registry = CollectorRegistry()
     metrics, key = ScalingMetrics(registry), Key("team", "web")
-    metrics.show(key, plan({"l4": 1}), Scaled(PANIC, 0, 1))
+    metrics.show(key, plan({"l4": 1}), Scaled(PANIC, 0, 1), day=Counts(requests=8, within=6))
     text = generate_latest(registry).decode()
     for line in (
         'busbar_service_demand_rps{kind="p90",namespace="team",service="web"} 7.25',
         'busbar_service_capacity_rps{namespace="team",service="web"} 2.5',
         'busbar_service_slo_ratio{namespace="team",over="5m",service="web"} 0.98',
+        'busbar_service_slo_ratio{namespace="team",over="24h",service="web"} 0.75',
         'busbar_service_scale_decisions_total{cause="Panic"} 1.0',
     ):
         assert line in text
     metrics.show(key, plan(None, ahead=None, capacity_rps=None, attainment=(None, 0)), None)
-    assert 'over="1h"' in generate_latest(registry).decode()
+    text = generate_latest(registry).decode()
+    assert [f'over="{over}"' in text for over in ("5m", "1h", "24h")] == [False, True, False]
     metrics.forget(key)
     metrics.forget(key)
     assert 'service="web"' not in generate_latest(registry).decode()

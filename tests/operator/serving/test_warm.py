@@ -430,13 +430,18 @@ def test_metrics_count_the_replicas_by_state_and_forget_them() -> None:
     metrics, key = ScalingMetrics(registry), Key("team", "web")
     leaving, starting = replica(6, draining_since=NOW), replica(5, ready=False)
     awake = [replica(0), at(WOKEN, index=1)]
-    metrics.show(key, None, None, [*awake, at(ASLEEP), at(SETTLING), at(WAKING), starting, leaving])
+    other = replica(7, pool="l4")
+    metrics.show(key, None, None, [*awake, at(ASLEEP), at(SETTLING), at(WAKING), starting, leaving, other])
 
-    def counted() -> dict[str, float]:
+    def counted() -> dict[tuple[str, str], float]:
         [family] = [f for f in registry.collect() if f.name == "busbar_service_replicas"]
-        return {sample.labels["state"]: sample.value for sample in family.samples}
+        return {(s.labels["pool"], s.labels["state"]): s.value for s in family.samples}
 
-    assert counted() == {"ready": 2, "starting": 2, "sleeping": 1}
+    cpu = {("cpu", "ready"): 2, ("cpu", "starting"): 2, ("cpu", "sleeping"): 1}
+    l4 = {("l4", "ready"): 1, ("l4", "starting"): 0, ("l4", "sleeping"): 0}
+    assert counted() == cpu | l4
+    metrics.show(key, None, None, [*awake, at(ASLEEP), at(SETTLING), at(WAKING), starting, leaving])
+    assert counted() == cpu, "a pool without replicas has no series"
     metrics.show(key, None, None)
     assert counted() == {}
     metrics.gone(key)
