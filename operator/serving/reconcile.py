@@ -171,7 +171,7 @@ def _stay(
     ordered = {d.index: d for d in decisions if isinstance(d, Release)}
     gone = {p.uid for p in view.pods if p.rank in ordered and (p.parked or not ordered[p.rank].taken)}
     gone |= lost.keys()
-    kept = {p.uid for p in kept_pods(view.service, view.pods)} - gone
+    kept = {p.uid for p in kept_pods(view.service, view.pods, view.readings)} - gone
     surplus = [p for p in view.pods if p.uid not in kept | gone and not p.leaving]
     return kept, {p.uid for p in warm.sleepers(view, surplus)}
 

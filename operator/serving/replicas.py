@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.types import ModelService
 from busbar.kube.types.service_status import PoolReplicas
 from busbar.operator.accounting.budgets import Hold
@@ -14,16 +15,30 @@ from busbar.operator.watch.projections import Pod
 from busbar.scheduler import Placement, Resources
 
 
-def kept_pods(service: ModelService, pods: Iterable[Pod]) -> list[Pod]:
+def kept_pods(
+    service: ModelService, pods: Iterable[Pod], readings: Mapping[str, ServingStatus] | None = None
+) -> list[Pod]:
     """The replicas to keep, at most as many as are desired: those in the pools where they are wanted, of these the
-    ones that serve first, then the oldest. One that sleeps (it wakes then) is kept only after all that do not. Those that
-    compute prompts for the others go before these."""
+    ones that serve first, then those with most to move, then the oldest. One that sleeps (it wakes then) is kept only after
+    all that do not. Those that compute prompts for the others go before these.
+
+    Args:
+        readings: what the replicas said last, by uid; None: which replicas leave does not matter, only how many and where.
+    """
     status = service.status
     desired = (status.desired_replicas if status is not None else None) or 0
     alive = [p for p in pods if not p.leaving]
     divided = service.spec.prefill_replicas is not None
+    work = {uid: to_move(reading) for uid, reading in (readings or {}).items()}
     alive.sort(
-        key=lambda p: (divided and p.rank >= FIRST_DECODE, p.parked, not p.takes_requests, p.gated, p.rank)
+        key=lambda p: (
+            divided and p.rank >= FIRST_DECODE,
+            p.parked,
+            not p.takes_requests,
+            p.gated,
+            -work.get(p.uid, 0),
+            p.rank,
+        )
     )
     room = {
         row.pool: row.desired for row in (status.pools if status is not None else None) or () if row.desired
@@ -39,6 +54,14 @@ def kept_pods(service: ModelService, pods: Iterable[Pod]) -> list[Pod]:
     if is_pinned(service):  # the others stay until those in the right pools serve
         return [*wanted, *others[: max(0, desired - sum(p.takes_requests for p in wanted))]]
     return [*wanted, *others][:desired]
+
+
+def to_move(reading: ServingStatus) -> int:
+    """Tokens of context that a replica must move to others, or end with, if it leaves: a token at least for each request."""
+    report = reading.report
+    block_tokens = max(report.kv_block_tokens, 1) if report is not None else 1
+    used = max(0, reading.kv_blocks_total - reading.kv_blocks_free) * block_tokens
+    return max(used, reading.running + reading.waiting)
 
 
 def is_pinned(service: ModelService) -> bool:

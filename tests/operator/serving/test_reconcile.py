@@ -327,6 +327,41 @@ def test_the_replicas_that_serve_stay_when_one_must_go() -> None:
     assert wanted_indexes(of, [replica(0, ready=False), replica(1)]) == [1]
 
 
+def reading(used: int = 0, **fields: Any) -> ServingStatus:
+    report = {"class": "serve-x", "accelerator": "cpu", "kvBlockTokens": 16}
+    status = {"ready": True, "kvBlocksTotal": 100, "kvBlocksFree": 100 - used, "report": report, **fields}
+    return ServingStatus.model_validate(status)
+
+
+@pytest.mark.parametrize(
+    ("said", "leaves"),
+    [
+        ({0: reading(used=1), 1: reading(used=40), 2: reading(used=30)}, 0),
+        ({0: reading(used=40), 1: reading(used=1), 2: reading(used=30)}, 1),
+        ({0: reading(used=40), 1: reading(running=1, report=None), 2: reading(waiting=2)}, 1),
+        ({0: reading(), 1: reading(), 2: reading()}, 2),
+        ({}, 2),
+    ],
+    ids=["the first", "the second", "requests alone", "all idle", "nothing is known"],
+)
+def test_of_replicas_that_serve_the_one_with_fewest_tokens_to_move_leaves(
+    said: dict[int, ServingStatus], leaves: int
+) -> None:
+    pods = [replica(rank) for rank in range(3)]
+    readings = {pods[rank].uid: status for rank, status in said.items()}
+    [mark] = reconcile(view(wanting(2), *pods, readings=readings)).actions
+    assert isinstance(mark, Patch)
+    assert mark.key.name == f"web-{leaves}"
+
+
+def test_a_replica_that_does_not_serve_yet_leaves_before_those_that_have_least_to_move() -> None:
+    pods = [replica(0), replica(1, ready=False), replica(2)]
+    readings = {pods[1].uid: reading(used=90)}
+    [mark] = reconcile(view(wanting(2), *pods, readings=readings)).actions
+    assert isinstance(mark, Patch)
+    assert mark.key.name == "web-1"
+
+
 def test_a_number_is_not_reused_while_its_pod_is_still_there() -> None:
     of = wanting(1)
     assert wanted_indexes(of, [replica(0, deleting=True)]) == [1]
