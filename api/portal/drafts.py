@@ -123,6 +123,19 @@ def whole_or_none(text: str, name: str, otherwise: str, least: int = 0) -> int |
     return int(text)
 
 
+def positive_or_none(text: str, name: str, most: float, least: float = 0.0) -> float | None:
+    """The number in a form's field; None when it was left empty.
+
+    Raises:
+        Invalid: there is something else in it.
+    """
+    value = _decimal({name: text}, name, math.nan) if text.strip() else None
+    if value is not None and not (value > 0 and least <= value <= most):
+        bound = f"from {least:g} to {most:,.0f}" if least else f"above 0 and at most {most:,.0f}"
+        raise Invalid(f"{name} must be {bound}", field=name)
+    return value
+
+
 def _object(resource: Resource, fields: Fields, spec: Object) -> Object:
     name = fields.get("name", "").strip()
     if not name:

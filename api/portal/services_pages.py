@@ -1,26 +1,33 @@
-"""Pages of model services: the list, and one service with its try-it box and scale."""
+"""Pages of model services: the list, and one service with its try-it box, scale, and what a load would need."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Form, Request
+from fastapi import APIRouter, Depends, Form, Query, Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
 from busbar.api.access.identity import Caller
 from busbar.api.dependencies import AnyCaller, InNamespace, services_of
+from busbar.api.errors import ApiError, Invalid
 from busbar.api.portal import object_pages
-from busbar.api.portal.drafts import whole_or_none
+from busbar.api.portal.drafts import positive_or_none, whole_or_none
 from busbar.api.portal.render import frame, html, is_fragment
 from busbar.api.portal.views import service_view
+from busbar.kube.contracts.service_plan import MOST_RATE, ServicePlanAnswer, ServicePlanRequest
 from busbar.kube.resources import MODEL_SERVICES
 from busbar.kube.types import ModelService
 
 Reader = Annotated[Caller, Depends(InNamespace("get", MODEL_SERVICES))]
 Writer = Annotated[Caller, Depends(InNamespace("patch", MODEL_SERVICES))]
+LONGEST_MS = 3_600_000.0
+"""Of a latency target, as in the CRD."""
+Words = Annotated[str, Query(max_length=20)]
+"""A number as somebody typed it."""
 
 
 def router() -> APIRouter:
     routes = APIRouter()
     _reading(routes)
+    _planning(routes)
     _asking(routes)
     routes.include_router(object_pages.router(MODEL_SERVICES, "services"))
     return routes
@@ -43,12 +50,59 @@ def _reading(routes: APIRouter) -> None:
         view = service_view(obj, services.clock())
         if is_fragment(request):
             return html("service_status.html", {"service": view})
-        context = {
-            "service": view,
-            "gateway": services.settings.shown_gateway_url,
-            **await object_pages.of_object(request, caller, MODEL_SERVICES, obj),
-        }
-        return html("service.html", {**await frame(request, caller, "services"), **context})
+        return await _page(request, caller, obj)
+
+
+async def _page(request: Request, caller: Caller, obj: ModelService, **more: object) -> Response:
+    """A service's whole page."""
+    services = services_of(request)
+    context = {
+        "service": service_view(obj, services.clock()),
+        "gateway": services.settings.shown_gateway_url,
+        **await object_pages.of_object(request, caller, MODEL_SERVICES, obj),
+        **more,
+    }
+    return html("service.html", {**await frame(request, caller, "services"), **context})
+
+
+def _planning(routes: APIRouter) -> None:
+    @routes.get("/services/{namespace}/{name}/plan")
+    async def plan(
+        request: Request,
+        namespace: str,
+        name: str,
+        caller: Reader,
+        rate: Words = "",
+        ttft: Words = "",
+        tpot: Words = "",
+    ) -> Response:
+        obj = await services_of(request).objects.get(caller, ModelService, namespace, name)
+        asked = {"rate": rate, "ttft": ttft, "tpot": tpot}
+        answer: dict[str, Any] = {"problem": None, "plan": None}
+        try:
+            answer["plan"] = await _plan(request, caller, namespace, name, asked)
+        except ApiError as error:
+            answer["problem"] = error
+        if is_fragment(request):
+            return html("service_plan.html", answer)
+        return await _page(request, caller, obj, asked=asked, **answer)
+
+
+async def _plan(
+    request: Request, caller: Caller, namespace: str, name: str, asked: dict[str, str]
+) -> ServicePlanAnswer:
+    """The cheapest mix for a load, as the form has it."""
+    rate = positive_or_none(asked["rate"], "requests per second", MOST_RATE)
+    if rate is None:
+        raise Invalid("how many?", field="requests per second")
+    question = ServicePlanRequest(
+        namespace=namespace,
+        name=name,
+        rate=rate,
+        ttft_milliseconds=positive_or_none(asked["ttft"], "first token", LONGEST_MS, least=1.0),
+        tpot_milliseconds=positive_or_none(asked["tpot"], "later tokens", LONGEST_MS, least=1.0),
+    )
+    return await services_of(request).previews.service_plan(caller, question)
 
 
 def _asking(routes: APIRouter) -> None:

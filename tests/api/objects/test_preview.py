@@ -205,6 +205,62 @@ async def test_a_load_or_target_that_cannot_be_is_refused_before_anybody_plans(
     assert world.operator.planned == []
 
 
+PLAN_PAGE = "/services/ada-lab/ada-chat/plan"
+
+
+async def test_the_page_shows_the_cheapest_mix_for_a_load_as_a_part_and_as_a_whole(world: World) -> None:
+    alice = await world.as_("alice")
+    each = {"accelerator": "H100", "requests_per_second": 9.5, "cost_per_hour": 7.5}
+    pools = (
+        PlannedPool(pool="h100", replicas=2, alone=3, **each),
+        PlannedPool(pool="h100-far", replicas=0, **each),
+    )
+    world.operator.plan = ServicePlanAnswer(
+        possible=True, reason="2 replicas carry it.", rate=1.0, pools=pools, notes=("A note.",)
+    )
+    asked = {"rate": " 40 ", "ttft": "", "tpot": "50.5"}
+    part = (await alice.get(PLAN_PAGE, params=asked, headers={"HX-Request": "true"})).text
+    (sent,) = world.operator.planned
+    assert (sent.namespace, sent.name, sent.rate) == ("ada-lab", "ada-chat", 40.0)
+    assert (sent.ttft_milliseconds, sent.tpot_milliseconds) == (None, 50.5)
+    assert part.lstrip().startswith('<p class="sentence">2 replicas carry it.</p>')
+    for words in ("3 for 22.50", "does not carry it", "A note.", "40 requests/s"):
+        assert words in part
+    whole = (await alice.get(PLAN_PAGE, params=asked)).text
+    assert "2 replicas carry it." in whole
+    assert 'value="50.5"' in whole
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({}, "how many?"),
+        ({"rate": "0"}, "requests per second must be above 0 and at most 1,000,000"),
+        ({"rate": "many"}, "is not a number"),
+        ({"rate": "4", "ttft": "0.5"}, "first token must be from 1 to 3,600,000"),
+    ],
+    ids=["none", "zero", "words", "target"],
+)
+async def test_the_page_says_what_is_wrong_with_a_load_and_asks_nobody(
+    world: World, asked: dict[str, str], says: str
+) -> None:
+    alice = await world.as_("alice")
+    part = (await alice.get(PLAN_PAGE, params=asked, headers={"HX-Request": "true"})).text
+    assert 'role="alert"' in part
+    assert says in part
+    assert world.operator.planned == []
+
+
+async def test_the_page_says_that_the_operator_is_away_and_shows_nobody_a_foreign_service(
+    world: World,
+) -> None:
+    alice, bob = await world.as_("alice"), await world.as_("bob")
+    world.operator.away = True
+    part = await alice.get(PLAN_PAGE, params={"rate": "4"}, headers={"HX-Request": "true"})
+    assert 'role="alert"' in part.text
+    assert (await bob.get(PLAN_PAGE, params={"rate": "4"})).status_code == 404
+
+
 async def test_a_plan_is_for_those_who_may_read_the_service(world: World) -> None:
     bob, alice = await world.as_("bob"), await world.as_("alice")
     assert (await bob.get(PLAN, params={"rate": "4"})).status_code == 404
