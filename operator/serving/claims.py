@@ -9,6 +9,7 @@ from datetime import datetime
 from busbar.kube.types import AcceleratorPool, ModelService, TrainingJob
 from busbar.kube.types.meta import ANNOTATION_REQUESTER
 from busbar.kube.types.model_service import ServiceEngine
+from busbar.kube.types.service_status import ModelServiceStatus, PoolReplicas, ScalingCause
 from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods.claims import Claim, per_pod
 from busbar.operator.pods.manifests import service_pod_name
@@ -18,6 +19,9 @@ from busbar.operator.serving.replicas import is_pinned, place_of, startable, wan
 from busbar.operator.serving.view import model_uri
 from busbar.operator.watch.projections import Pod, Sleep
 from busbar.scheduler import Job, JobId, JobKind, Run
+
+_FOR_WHAT_IS_THERE = (ScalingCause.PANIC, ScalingCause.IN_FLIGHT, ScalingCause.WOKEN)
+"""Causes of a number that is for requests that have come, not for those that are expected."""
 
 
 def claims(
@@ -57,15 +61,44 @@ def claims(
         if budget.why:
             wanted = wanted[: startable(service, pods, budget)]
         places, pinned = wanted_places(service, pods), is_pinned(service)
+        urgent = needed_now(service, pods, places)
         fitting = _fitting(service, model.made_by, pools)
         for order, index in enumerate(wanted):
-            job = replace(replica(service, index, tenant, now), pools=fitting)
+            job = replica(service, index, tenant, now)
+            job = replace(job, pools=fitting, needed_now=order < urgent)
             if order < len(places) and pinned:
                 job = replace(job, pools=(places[order].pool,))
             elif order < len(places):
                 job = replace(job, accelerators=(places[order].accelerator or "",))
             found.append(Claim(job))
     return found
+
+
+def needed_now(service: ModelService, pods: Iterable[Pod], places: Iterable[PoolReplicas]) -> int:
+    """How many missing replicas requests wait for, by the status; the others are for load that is foreseen.
+
+    That is the first one where none serves or starts; all of them where requests that were there decided the number last; else
+    as many as the replicas that are there lack for the load of now.
+
+    Args:
+        places: where the missing replicas shall be, as far as it was chosen.
+    """
+    status = service.status or ModelServiceStatus()
+    rows = {row.pool: row.requests_per_second or 0.0 for row in status.pools or ()}
+    there = [pod for pod in pods if not (pod.leaving or pod.parked)]
+    missing = (status.desired_replicas or 0) - len(there)
+    cause = status.scaling_history[-1].cause if status.scaling_history else None
+    if missing <= 0 or cause in _FOR_WHAT_IS_THERE:
+        return max(0, missing)
+    count = 0 if there else 1
+    carried = sum(rows.get(pod.pool, 0.0) for pod in there)
+    load = status.forecast.now if status.forecast is not None else 0.0
+    each = [rows.get(place.pool, 0.0) for place in places]
+    for more in (*each, *[0.0] * (missing - len(each))):
+        if carried >= load:
+            break
+        carried, count = carried + more, count + 1
+    return min(count, missing)
 
 
 def _fitting(

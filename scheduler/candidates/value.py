@@ -25,6 +25,8 @@ SHORTEST_H = 0.1
 """Remaining or attained time below this makes no further difference."""
 SERVING_WEIGHT = 20.0
 """Value of a serving replica: people wait for it, as for a job with minutes left."""
+NEEDED_NOW = 2.0
+"""Times the value of a replica that is for load that is foreseen: what one is worth that requests wait for."""
 YIELDING_WEIGHT = 1e-3
 """Value of a replica that sleeps: less than that of any work."""
 AWAY = 0.1
@@ -56,7 +58,8 @@ def remaining_s(job: Job, best_speed: float) -> float:
 def weight(job: Job, best_speed: float, policy: Policy, now: float) -> float:
     """Value per hour of the job at its best speed."""
     if job.kind is JobKind.SERVING:
-        return YIELDING_WEIGHT if job.yields else SERVING_WEIGHT
+        waited_for = NEEDED_NOW if job.needed_now else 1.0
+        return YIELDING_WEIGHT if job.yields else SERVING_WEIGHT * waited_for
     left_s = max(remaining_s(job, best_speed), 3600 * SHORTEST_H)
     known = job.remaining_work is not None
     exponent = policy.remaining_exponent if known else policy.attained_exponent

@@ -364,6 +364,8 @@ class Job:
     """Serving: lent capacity must be back within this time; 0 means the policy's."""
     service: str = ""
     """Serving: namespace/name of the ModelService the replica belongs to."""
+    needed_now: bool = False
+    """Serving: requests that are there wait or are late without it; False: it is for load that is foreseen."""
     deadline_s: float | None = None
     """When it should be done. Without a known length nothing follows from it."""
     promised: bool = False

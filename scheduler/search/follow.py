@@ -31,6 +31,7 @@ _ASKED = attrgetter(
     "remaining_work",
     "attained_s",
     "yields",
+    "needed_now",
     "node_selector",
     "required_domain",
     "more_host_memory_mib",

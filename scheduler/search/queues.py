@@ -16,7 +16,7 @@ from ..model.snapshot import JobId
 if TYPE_CHECKING:
     from .state import Assignment, RankedCandidate
 
-Order = tuple[int, bool, bool, float, float, JobId]
+Order = tuple[int, int, bool, float, float, JobId]
 Request = tuple[object, ...]
 Worth = tuple[tuple[int, int], ...] | None
 Kind = tuple[str, str, Worth]

@@ -4,9 +4,9 @@ Which tenant is next: the one whose next job has the strongest right (guarantee,
 Between guarantees, the one whose claim has been due longest (`Round.reclaim_due_at_s`). Then the one that
 holds, and recently held, least for its weight.
 
-Which of its jobs is next: highest priority, then serving, then jobs that were not recently stopped. Between
-jobs that are equal so far its users take turns by the same rule (inside their share of the tenant's, then
-least for their weight). Of a user's jobs, most value per accelerator.
+Which of its jobs is next: highest priority, then serving (first replicas that requests wait for), then jobs that were
+not recently stopped. Between jobs that are equal so far its users take turns by the same rule (inside their share of
+the tenant's, then least for their weight). Of a user's jobs, most value per accelerator.
 
 Where it starts: the candidate with the most value above its price; where its share limits its tenant, on the type
 on which the job does most work for what it takes of the share (`shares.py`).
@@ -30,7 +30,7 @@ from typing import cast
 
 from ..candidates.candidates import Candidate
 from ..fairness.quota import Right
-from ..model.snapshot import JobId, JobKind
+from ..model.snapshot import Job, JobId, JobKind
 from .holds import Hold, lifted
 from .queues import Order
 from .round import Round
@@ -61,7 +61,7 @@ def order(round_: Round, assignment: Assignment) -> Order:
         round_.ranked(assignment)
         key = assignment.order = (
             -round_.priority(job),
-            job.kind is not JobKind.SERVING,
+            _turn(job),
             False,
             -assignment.value_density,
             job.submitted_at_s,
@@ -70,6 +70,13 @@ def order(round_: Round, assignment: Assignment) -> Order:
     if (job.run is None and job.last_move_at_s is None) or not round_.recently_stopped(job):
         return key
     return (*key[:2], True, *key[3:])
+
+
+def _turn(job: Job) -> int:
+    """Of a tenant's jobs with equal priority, smaller ones first."""
+    if job.kind is not JobKind.SERVING:
+        return 2
+    return 0 if job.needed_now else 1
 
 
 PASSES = (

@@ -278,6 +278,19 @@ def test_the_policy_of_the_plan_holds() -> None:
     assert isinstance(memo, Memo)
 
 
+def test_a_replica_that_requests_wait_for_from_now_on_takes_the_turn_of_another() -> None:
+    holds = job("holds", on=placed("H100", "H100-0000", size=8), size=8, preemptible=False)
+    old = job("old", size=8, kind=JobKind.SERVING, submitted=NOW - 9000)
+    new = job("new", size=8, kind=JobKind.SERVING, submitted=NOW - 20)
+    before = cluster(holds, old, new, H100=1)
+    last, memo = plan(before, POLICY, NOW)
+    assert last.actions == ()
+    awaited = Delta(jobs=(replace(new, needed_now=True),), gone_jobs=(holds.id,))
+    after = updated(before, awaited)
+    answer, _ = react(after, last, Event.between(before, after, NOW + 1), memo)
+    assert [action.job for action in answer.actions] == [new.id]
+
+
 def test_a_lower_priority_does_not_start_first_because_it_is_worth_its_price() -> None:
     """One place becomes free between two full plans: as in a full plan, the higher priority gets it."""
     holds = job("holds", on=placed("H100", "H100-0000", size=8), size=8, priority=900, preemptible=False)

@@ -24,7 +24,7 @@ from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
 from busbar.kube.types.service_status import MeasuredReplica, ModelServiceStatus, ScalingCause
 from busbar.operator.profiles.serving_speeds import remembered
 from busbar.operator.serving.attainment import HOUR_S, RECENT_S, Attainment
-from busbar.operator.serving.claims import claims
+from busbar.operator.serving.claims import claims, needed_now
 from busbar.operator.serving.demand import DemandReader
 from busbar.operator.serving.fleet_input import prices_of, start_seconds
 from busbar.operator.serving.fleets import Ahead, Change, Plan
@@ -363,6 +363,42 @@ def test_missing_replicas_claim_the_type_that_was_chosen_for_them() -> None:
     ]  # fmt: skip
     plain = claims(wanting(2, accelerators=["L4", "T4"]), (), (), "research", NOW)
     assert [c.job.accelerators for c in plain] == [("L4", "T4")] * 2
+
+
+@pytest.mark.parametrize(
+    ("desired", "there", "now_rps", "cause", "needed"),
+    [
+        (4, 2, 1.0, "Forecast", [False, False]),
+        (4, 2, 5.0, "Forecast", [True, False]),
+        (4, 2, 9.0, "Forecast", [True, True]),
+        (4, 2, 1.0, "Panic", [True, True]),
+        (4, 2, 1.0, "InFlight", [True, True]),
+        (2, 0, 0.0, "Bounds", [True, False]),
+        (2, 0, 3.0, "External", [True, True]),
+        (3, 2, None, "External", [False]),
+    ],
+)
+def test_a_replica_that_requests_wait_for_is_told_from_one_for_load_that_is_foreseen(
+    desired: int, there: int, now_rps: float | None, cause: str, needed: list[bool]
+) -> None:
+    status = {
+        "desiredReplicas": desired,
+        "pools": [row("l4", desired, there) | {"requestsPerSecond": 2.0}],
+        "scalingHistory": [{"time": NOW, "previous": there, "desired": desired, "cause": cause}],
+    }
+    if now_rps is not None:
+        status["forecast"] = {"now": now_rps, "atReady": 9.0, "p90": 9.0, "readyInSeconds": 60}
+    of = service(status=status, slo=SLO, maxReplicas=9)
+    pods = (
+        *(on("l4", index) for index in range(there)),
+        on("l4", 7, sleep=Sleep.ASLEEP),
+        on("l4", 8, draining_since=NOW),
+    )
+    found = [claim.job for claim in claims(of, pods[:there], (), "research", NOW) if claim.job.run is None]
+    assert [one.needed_now for one in found] == needed
+    assert of.status is not None
+    places = (of.status.pools or []) * (desired - there)
+    assert needed_now(of, pods, places) == sum(needed), "what sleeps or leaves carries nothing"
 
 
 def test_a_start_is_measured_from_creation_to_ready_and_remembered() -> None:

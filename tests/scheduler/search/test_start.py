@@ -32,6 +32,15 @@ def test_priority_comes_before_serving_and_serving_before_age() -> None:
     assert [one.job.name for one in turns] == ["high", "replica", "old", "new"]
 
 
+def test_of_replicas_those_that_requests_wait_for_come_first_whatever_their_size_and_age() -> None:
+    foreseen = job("foreseen", kind=JobKind.SERVING, submitted=NOW - 9000)
+    awaited = replace(job("awaited", size=4, kind=JobKind.SERVING, submitted=NOW - 20), needed_now=True)
+    high = job("high", priority=200, submitted=NOW - 10)
+    round_ = _round(cluster(foreseen, awaited, high, H100=1))
+    turns = sorted(round_.waiting(), key=lambda one: order(round_, one))
+    assert [one.job.name for one in turns] == ["high", "awaited", "foreseen"]
+
+
 def test_a_job_that_was_stopped_comes_after_its_equals() -> None:
     stopped = replace(job("stopped", submitted=NOW - 9000), last_move_at_s=NOW - 299)
     round_ = _round(cluster(stopped, job("new", submitted=NOW), H100=1))
