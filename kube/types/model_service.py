@@ -93,6 +93,11 @@ class Scaling(SpecModel):
     target_in_flight_per_replica: Annotated[int, Field(ge=1, le=4096)] = Field(
         default=8, description="Requests in flight that one replica should carry."
     )
+    down_after_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = Field(
+        default=None,
+        description="Fewer replicas must have been enough for so long before one leaves; default 300 with a latency target (or a "
+        "start, if that takes longer), 60 by requests in flight.",
+    )
     warm: Warm | None = Field(
         default=None,
         description="Replicas that sleep instead of leaving while that may save more than it costs, and wake before others start.",

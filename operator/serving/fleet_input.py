@@ -146,7 +146,19 @@ def priced(pools: Iterable[AcceleratorPool]) -> bool:
 def settings_of(seen: Seen) -> FleetSettings:
     starts = start_seconds(seen.service, seen.pods)
     start_s = max(starts.values(), default=START_S)
-    return FleetSettings(start_s=start_s, down_after_s=max(DOWN_AFTER_S, start_s), effort=EFFORT)
+    asked_s = float(seen.service.spec.scaling.down_after_seconds or DOWN_AFTER_S)
+    return FleetSettings(start_s=start_s, down_after_s=max(asked_s, start_s), effort=EFFORT)
+
+
+def window_too_short(service: ModelService, start_s: float) -> str:
+    """That `scaling.downAfterSeconds` is not kept; empty where it is."""
+    asked_s = service.spec.scaling.down_after_seconds
+    if asked_s is None or asked_s >= start_s:
+        return ""
+    return (
+        f"scaling.downAfterSeconds is {asked_s}, which is shorter than a start: replicas leave after {start_s:.0f} s, because"
+        " sooner they would be missed before others are ready."
+    )
 
 
 def start_seconds(service: ModelService, pods: Iterable[Pod]) -> dict[str, float]:

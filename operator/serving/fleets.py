@@ -36,6 +36,7 @@ from busbar.operator.serving.fleet_input import (
     settings_of,
     split,
     target_of,
+    window_too_short,
 )
 from busbar.operator.serving.replica_speed import Speeds, slo_of, speeds
 from busbar.operator.serving.room import held_back, held_back_sentence, out_of_stock, zones_missing
@@ -480,6 +481,7 @@ def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: 
     message = message or zones_missing(seen.service.spec.scaling.min_zones, fleet.limits, seen.room)
     if not message and seen.service.spec.scaling.max_cost_per_hour is not None and not priced(seen.pools):
         message = "scaling.maxCostPerHour limits nothing: not every pool has a pricePerHour."
+    message = message or window_too_short(seen.service, fleet.settings.start_s)
     if not message and state.speeds.refused:
         message = "Not chosen yet: " + "; ".join(sorted(set(state.speeds.refused.values()))) + "."
     if not message and state.speeds.predicted:

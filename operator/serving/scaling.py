@@ -50,7 +50,9 @@ def desired_replicas(
         replicas=spec.external_replicas,
         target_in_flight=float(spec.scaling.target_in_flight_per_replica),
         idle_s=float(spec.scaling.idle_seconds),
-        down_after_s=min(DOWN_AFTER_S, float(spec.scaling.idle_seconds)),
+        down_after_s=float(
+            spec.scaling.down_after_seconds or min(DOWN_AFTER_S, float(spec.scaling.idle_seconds))
+        ),
         suspend=bool(off),
     )
     seen = Demand(known=False)

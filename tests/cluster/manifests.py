@@ -201,6 +201,7 @@ def model_service() -> JSON:
             "maxReplicas": 256,
             "scaling": {
                 "idleSeconds": 60,
+                "downAfterSeconds": 120,
                 "targetInFlightPerReplica": 8,
                 "warm": {"replicas": 1, "level": "loaded"},
             },

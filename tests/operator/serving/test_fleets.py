@@ -214,6 +214,23 @@ def test_a_gateway_that_is_away_or_new_is_no_drop_to_zero() -> None:
     assert world.run(200, 2.5 * rate).target == high
 
 
+@pytest.mark.parametrize(("asked_s", "window_s", "told"), [(120, 120, False), (20, 40, True)])
+def test_the_window_is_what_the_service_asks_for_and_at_least_a_start(
+    asked_s: int, window_s: int, told: bool
+) -> None:
+    world = World(spec={"scaling": {"downAfterSeconds": asked_s}}, desired=3)
+    rate = each(world)
+    world.run(400, 2.5 * rate)
+    before = len(world.plans)
+    world.run(2 * window_s + 120, 0.2 * rate)
+    counts = [sum((plan.target or {}).values()) for plan in world.plans[before:]]
+    assert counts[0] >= 3
+    first = next(i for i, count in enumerate(counts) if count < counts[0])
+    assert window_s <= first <= window_s + 60
+    said = f"scaling.downAfterSeconds is {asked_s}, which is shorter than a start: replicas leave after 40 s"
+    assert [said in plan.message for plan in world.plans[before:][:1]] == [told]
+
+
 def test_an_operator_that_restarts_keeps_the_target_and_lets_nothing_leave_before_the_window_has_passed() -> (
     None
 ):

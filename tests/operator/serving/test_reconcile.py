@@ -474,6 +474,20 @@ def test_an_autoscaled_service_follows_demand_within_its_bounds() -> None:
     assert count(of, in_flight=100) == 3
 
 
+@pytest.mark.parametrize(("scaling", "after_s"), [({}, 60), ({"downAfterSeconds": 200}, 200)])
+def test_by_requests_in_flight_one_leaves_after_the_window(scaling: dict[str, Any], after_s: int) -> None:
+    of = service(maxReplicas=3, scaling=scaling, status={"desiredReplicas": 3, "observedGeneration": 1})
+    demand = ServiceDemand(namespace="team", name="web", in_flight=1)
+    state = None
+    counts = []
+    for ago_s in (0, after_s - 1, after_s):
+        now = NOW + timedelta(seconds=ago_s)
+        update = reconcile(view(of, demand=demand, scaling=state, now=now))
+        state = update.scaling
+        counts.append(state.replicas if state is not None else None)
+    assert counts == [3, 3, 2]
+
+
 def test_a_silent_gateway_scales_nothing_down() -> None:
     of = service(minReplicas=0, maxReplicas=3, status={"desiredReplicas": 3, "observedGeneration": 1})
     update = reconcile(view(of))
