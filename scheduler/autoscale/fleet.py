@@ -304,7 +304,7 @@ class Fleet:
             return None
         live = seen.live
         peak = self._load(max(total for _, total in self._needed))
-        kept = self._cheapest(peak, most=live)
+        kept = self._cheapest(peak, most={c.key: live.get(c.key, 0) for c in self.columns})
         if kept.carried < 1:
             return None
         whole = self._cheapest(peak, live=live)

@@ -86,6 +86,18 @@ def test_what_the_window_did_not_need_leaves_one_type_at_a_time() -> None:
     assert live == {"small": 1, "big": 0}
 
 
+@pytest.mark.parametrize(("price", "end"), [(5.9, {"dear": 1}), (2.0, {"other": 1, "dear": 0})])
+def test_what_is_not_needed_leaves_although_a_cheaper_type_has_no_replica(
+    price: float, end: dict[str, int]
+) -> None:
+    """The operator names only the pools that have replicas or shall have some."""
+    item = fleet(Column("other", "other", price, (10.0,)), Column("dear", "dear", 6.0, (10.0,)))
+    live = {"dear": 3}
+    driven(item, [9.0] * 3600, live)
+    assert {key: live.get(key, 0) for key in end} == end
+    assert sum(live.values()) == 1
+
+
 def test_nothing_leaves_before_its_successor_is_ready() -> None:
     item = fleet()
     item.begin((3.0,))
