@@ -74,6 +74,11 @@ class FleetSettings:
     """Between two removals."""
     panic_step: float = 1.05
     """A queue without overload asks for this much more than what is live."""
+    backlog_s: float = 60.0
+    """Time in which requests that wait too long shall be worked off."""
+    panic_most: float = 2.0
+    """No replica is added for a queue where what is live but for one carries this many times the load and the rate that works it
+    off: computed rates may be wrong by as much, and beyond that another replica does not shorten it."""
     effort: Effort = field(default_factory=lambda: Effort(nodes=500, seconds=None))
 
     def __post_init__(self) -> None:
@@ -221,8 +226,16 @@ class Fleet:
         factor = 1.0
         if waits:
             self._last_wait_s = seen.now_s
+            if not self._shortens(seen, now.fullest) and not self._misses(load, live):
+                return None
             factor = max(1.0, self.settings.panic_step / now.fullest) if now.fullest > 0 else 1.0
         return self._add([rate * factor for rate in load], live, seen.now_s, Cause.PANIC)
+
+    def _shortens(self, seen: Observation, fullest: float) -> bool:
+        """Whether one more replica may shorten the queue of requests that wait too long."""
+        live, total = sum(seen.live.values()), sum(seen.rates)
+        asked = self.settings.panic_most * (1 + seen.overdue / self.settings.backlog_s / total)
+        return live <= 1 or fullest * asked > (live - 1) / live
 
     def _may_exceed(self, load: Sequence[float], live: Mapping[str, int]) -> bool:
         """A bound without the solver: every bucket on a column that is best for it, given what is live."""

@@ -70,6 +70,21 @@ def test_a_queue_without_overload_adds_once_it_lasts_and_nothing_starts() -> Non
     assert all(waiting.decide(seen(float(t), 3.0, live, {"big": 1}, 5)) is None for t in range(1, 5))
 
 
+@pytest.mark.parametrize(("overdue", "most"), [(5, 8), (120, 11)])
+def test_a_queue_that_more_replicas_do_not_shorten_buys_no_more_than_works_it_off(
+    overdue: int, most: int
+) -> None:
+    """Twice 3 requests/s and the queue within a minute, rounded up, and one more; the stock is far more."""
+    item = fleet(SMALL, stock={"small": 200})
+    item.begin((3.0,))
+    live = {"small": 4}
+    for second in range(1, 1800):
+        decision = item.decide(seen(float(second), 3.0, dict(live), overdue=overdue))
+        live = dict(decision.target) if decision is not None else live
+        assert live["small"] <= most
+    assert live["small"] == most
+
+
 def test_what_the_window_did_not_need_leaves_one_type_at_a_time() -> None:
     item = fleet()
     item.begin((12.0,))
