@@ -12,8 +12,8 @@ In this order:
 - budget: where what is live costs more per hour than it may, the mix within the budget that carries most remains.
 - domains: where what is live stands in too few failure domains, the mix that does not is started beside it, or in its
   place where there is no room for both.
-- idle: what the load of the last `down_after_s` did not need leaves, one type at a time, and only if the replicas
-  that are ready carry the load without it.
+- idle: what the load of the last `down_after_s` did not need leaves, one type at a time, none of which a replica may
+  still start, and only if the replicas that are ready carry the load without it.
 
 Load is requests per second by bucket; the forecast is of the sum, and buckets keep their shares of the last minutes.
 """
@@ -149,6 +149,8 @@ class Fleet:
     _last_wait_s: float = -math.inf
     _last_removal_s: float = -math.inf
     _futile_until_s: float = -math.inf
+    _added_s: dict[str, float] = field(default_factory=dict)
+    """When a replica was added last, by column."""
     _overdue_s: int = 0
 
     def __post_init__(self) -> None:
@@ -190,7 +192,11 @@ class Fleet:
         if decision is None and seen.now_s >= self._next_plan_s:
             self._next_plan_s = seen.now_s + self.settings.period_s
             decision = self._planned(seen)
-        return decision if decision is not None and _changes(decision.target, seen.live) else None
+        if decision is None or not _changes(decision.target, seen.live):
+            return None
+        live = seen.live
+        self._added_s |= {k: seen.now_s for k, count in decision.target.items() if count > live.get(k, 0)}
+        return decision
 
     def _costs_too_much(self, live: Mapping[str, int]) -> bool:
         """What is live is above the budget: it was lowered, or prices have risen."""
@@ -331,6 +337,7 @@ class Fleet:
             c.key: (live.get(c.key, 0) - kept.replicas[c.key]) * c.cost_per_h
             for c in self.columns
             if live.get(c.key, 0) > kept.replicas[c.key]
+            and seen.now_s - self._added_s.get(c.key, -math.inf) >= self.settings.forecast.horizon_s
         }
         for key in sorted(surplus, key=lambda key: (-surplus[key], key)):
             target = dict(live) | {key: kept.replicas[key]}

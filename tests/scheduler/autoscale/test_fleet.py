@@ -113,6 +113,20 @@ def test_what_is_not_needed_leaves_although_a_cheaper_type_has_no_replica(
     assert sum(live.values()) == 1
 
 
+def test_what_may_still_start_does_not_leave_although_less_is_enough_by_new_speeds() -> None:
+    item = fleet(SMALL)
+    item.begin((3.0,))
+    live = {"small": 3}
+    driven(item, [3.0] * 900 + [6.0] * 20, live)
+    assert live["small"] >= 6
+    faster = Column("small", "small", 1.0, (4.0,))
+    item.adopt([faster], item.limits, item.settings, (1.0,))
+    changes = driven(item, [6.0] * 1200, live, 920)
+    assert changes
+    assert min(second for second, _ in changes) >= 901 + item.settings.forecast.horizon_s
+    assert live["small"] == 2
+
+
 def test_nothing_leaves_before_its_successor_is_ready() -> None:
     item = fleet()
     item.begin((3.0,))
