@@ -72,6 +72,8 @@ class ReplicaLoad:
         """Whether a request can be sent there now, of at most `most`; `coming` are streams that will be handed over to it."""
         if not endpoint.ready or endpoint.draining or self.suspect_until > now:
             return False
+        if ask.adapter in endpoint.lacks:
+            return False
         works: Collection[Work] = [*(self.works if ask.batch else self.others), *coming]
         room = 1 - 1 / BATCH_KEPT if ask.batch else 1 + 1 / KV_AHEAD
         if ask.batch:

@@ -6,7 +6,8 @@ The port has three roles, each with a bearer that is valid for no other:
     infer     /v1/…, /resume, /tokenize, /detokenize, and what         the gateway, vLLM's one API key, and
               is below /migrate                                        what replicas of one service tell each other
     command   POST /checkpoint, /drain, /sleep, /wake_up,              the operator's commands
-              /kv_shares, /migrate, loading and unloading adapters
+              /kv_shares, /adapters, /migrate, loading and unloading
+              adapters
 
 Inference has its own bearer because the gateway keeps its routes on disk and vLLM may print its key: neither leak must
 allow stopping a replica. Streams are sent from replica to replica with it too, because the gateway names the address to
@@ -45,7 +46,7 @@ class Role(StrEnum):
 Bearers = Mapping[Role, str]
 
 _OPEN = frozenset({"/health", "/ready"})
-_COMMANDS = frozenset({"/checkpoint", "/drain", "/kv_shares", "/migrate", "/sleep", "/wake_up"})
+_COMMANDS = frozenset({"/adapters", "/checkpoint", "/drain", "/kv_shares", "/migrate", "/sleep", "/wake_up"})
 _COMMANDS |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
 _INFERENCE = frozenset({"/resume", "/tokenize", "/detokenize"})
 

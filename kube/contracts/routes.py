@@ -43,6 +43,8 @@ class Endpoint(WireModel):
     most_running: int | None = None
     """Requests that it computes together."""
     role: ReplicaRole = ReplicaRole.BOTH
+    lacks: list[str] = Field(default_factory=list)
+    """Adapters of the service that this replica does not serve, or not yet."""
 
 
 class Promise(WireModel):
@@ -68,7 +70,7 @@ class AdapterRoute(WireModel):
     tenants: list[str] | None = None
     """Who may use it; None: all that may use the service."""
     problem: str | None = None
-    """Why no replica serves it; None: some do, or none has said."""
+    """Why no replica serves it; None: some do, or may."""
 
 
 class AccessRoute(WireModel):

@@ -404,6 +404,9 @@ class ServingStatus(WireModel):
     tokens_total: int = 0
     adapters: list[AdapterReport] = Field(default_factory=list, max_length=64)
     """The first 64 of those that are known by name."""
+    adapters_asked: Annotated[str, Field(max_length=64)] | None = None
+    """The digest of those that the operator asked for last, at the start or since (`adapters.py`); None: it cannot be
+    asked."""
     saturated: bool = False
     """Whether the promised time per token would need steps smaller than the minimum."""
     sleep_level: int = 0

@@ -31,6 +31,13 @@ RESERVED_ARGS = "^--(api([-_](k(ey?)?)?)?|conf(ig?)?)(=|$)"
 ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?$", max_length=128)]
 
 
+_MOUNTED = (
+    "(has(oldSelf.model.uri) && oldSelf.model.uri.split('/')[2] == a.uri.split('/')[2]) ||"
+    " (has(oldSelf.adapters) && oldSelf.adapters.exists(b, b.uri.split('/')[2] == a.uri.split('/')[2]))"
+)
+"""CEL: whether the claim of the adapter `a` is one that the pods mount already."""
+
+
 class ServiceEngine(StrEnum):
     BUILTIN = "builtin"
     VLLM = "vllm"
@@ -280,7 +287,17 @@ class ModelServiceSpec(SpecModel):
         immutable("accelerators", while_running=True),
         immutable("maxModelLen", while_running=True),
         immutable("kvCacheMemory", while_running=True),
-        immutable("adapters", while_running=True),
+        Rule(
+            cel="oldSelf.suspend || self.engine != 'vllm' || (has(self.adapters) == has(oldSelf.adapters) &&"
+            " (!has(self.adapters) || self.adapters == oldSelf.adapters))",
+            message="spec.adapters of engine vllm can change only while spec.suspend is true: they are its flags; suspend the"
+            " object first",
+        ),
+        Rule(
+            cel=f"oldSelf.suspend || self.engine == 'vllm' || !has(self.adapters) || self.adapters.all(a, {_MOUNTED})",
+            message="a new adapter of a service that runs must be on a claim that its pods mount: that of model.uri or of"
+            " another adapter; put it there, or suspend the object first",
+        ),
     )
 
     model: ServedModel = Field(description="Which weights. It can change while the service is suspended.")
@@ -298,7 +315,8 @@ class ModelServiceSpec(SpecModel):
         | None
     ) = Field(
         default=None,
-        description="LoRA adapters of the model. They can change while the service is suspended.",
+        description="LoRA adapters of the model. They can change while replicas of the builtin engine serve, on the claims that "
+        "model.uri and the adapters have already.",
     )
     engine: ServiceEngine = Field(
         default=ServiceEngine.BUILTIN, description="Busbar's own engine, or vLLM from an image."

@@ -229,12 +229,7 @@ class Prober:
     def _keep(self, pod: Pod, status: ServingStatus) -> None:
         old = self.serving.get(pod.uid)
         self.serving[pod.uid] = status
-        if (
-            old is None
-            or (old.ready, old.draining, old.sleep_level, _context_length(old))
-            != (status.ready, status.draining, status.sleep_level, _context_length(status))
-            or pod.draining_since
-        ):
+        if old is None or _of_routes(old) != _of_routes(status) or pod.draining_since:
             self._changed(pod)
 
     async def _call(self, method: str, pod: Pod, path: str, *, timeout_s: float, body: object = None) -> Any:
@@ -278,8 +273,11 @@ def _bearer(key: bytes, pod: Pod, path: str) -> str:
     return bearer_for(key, pod.owner_uid, role_of(path) or Role.READ)
 
 
-def _context_length(status: ServingStatus) -> int:
-    return 0 if status.report is None else status.report.max_model_len
+def _of_routes(status: ServingStatus) -> tuple[object, ...]:
+    """What routes and the service's reconcile must follow at once."""
+    length = 0 if status.report is None else status.report.max_model_len
+    adapters = [(each.name, each.message) for each in status.adapters]
+    return status.ready, status.draining, status.sleep_level, length, adapters
 
 
 def _has_port(pod: Pod) -> bool:

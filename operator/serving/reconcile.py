@@ -23,6 +23,7 @@ from busbar.operator.decisions import Admit, Decision, Release
 from busbar.operator.pods import manifests
 from busbar.operator.pods.silent_nodes import is_given_up
 from busbar.operator.serving import warm
+from busbar.operator.serving.adapters import adapter_notices, ask_for_adapters
 from busbar.operator.serving.conditions import new_problems
 from busbar.operator.serving.engine_mode import engine_mode
 from busbar.operator.serving.kv_shares import ask_for_shares
@@ -48,8 +49,8 @@ def reconcile(view: ServiceView, decisions: tuple[Decision, ...] = ()) -> Servic
     notices += (*told, *warm.ended(view, kept | asleep | released | lost.keys()))
     started, modes = _start(view, decisions)
     notices += tuple((Reason.MODE_CHOSEN, why) for why in modes)
-    shares = ask_for_shares(view)
-    actions = [*_leave(view, kept | asleep), *slept, *shares, *_clean(view), *_lift(view), *started]
+    asked = (*ask_for_shares(view), *ask_for_adapters(view))
+    actions = [*_leave(view, kept | asleep), *slept, *asked, *_clean(view), *_lift(view), *started]
     desired, why, scaling = desired_replicas(
         view.service,
         view.demand,
@@ -62,6 +63,7 @@ def reconcile(view: ServiceView, decisions: tuple[Decision, ...] = ()) -> Servic
     status = status_of(view, decisions, desired, why)
     if status is not None:
         notices += new_problems(view.status.conditions, status.conditions)
+        notices += tuple(adapter_notices(view, status.adapters))
     scaled = why if is_scaling(view.status, desired) else None
     return ServiceUpdate(status, tuple(actions), _again(view, desired), scaling, scaled, notices)
 

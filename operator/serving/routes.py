@@ -24,7 +24,7 @@ from busbar.kube.types.model_service import ModelServiceSpec, ServiceEngine
 from busbar.operator.errors import ProbeRefused
 from busbar.operator.pods.manifests import KIND_SERVICE
 from busbar.operator.pods.prober import address_of
-from busbar.operator.serving.adapter_status import adapter_problem
+from busbar.operator.serving.adapters import adapter_problem, lacking
 from busbar.operator.serving.replica_speed import LEAST_STEPS
 from busbar.operator.serving.shares import Shares
 from busbar.operator.watch.caches import Caches
@@ -165,6 +165,7 @@ def _endpoint(
         kv_tokens=report.cache_tokens if report else None,
         most_running=_most_running(spec),
         role=told.role if told is not None else ReplicaRole.BOTH,
+        lacks=lacking(spec, told),
     )
 
 

@@ -22,7 +22,7 @@ from busbar.operator.pods import manifests
 from busbar.operator.pods.engine_image import EngineImage
 from busbar.operator.profiles.serving_speeds import measured, remembered
 from busbar.operator.profiles.table import rates_of
-from busbar.operator.serving.adapter_status import adapter_rows
+from busbar.operator.serving.adapters import adapter_rows
 from busbar.operator.serving.conditions import conditions_of, outlines
 from busbar.operator.serving.fleets import Change
 from busbar.operator.serving.replicas import kept_pods, place_of, startable

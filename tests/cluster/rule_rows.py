@@ -728,8 +728,8 @@ _SERVICE_FIELDS: tuple[tuple[str, Change], ...] = (
     ("accelerators", {"spec/accelerators": ["L4"]}),
     ("maxModelLen", {"spec/maxModelLen": 512}),
     ("kvCacheMemory", {"spec/kvCacheMemory": ...}),
-    ("adapters", {"spec/adapters": [{"name": "support", "uri": "pvc://stdlib/other"}]}),
 )
+OTHER_ADAPTER: Change = {"spec/adapters": [{"name": "support", "uri": "pvc://stdlib/other"}]}
 
 
 def _shared(**guest: Any) -> JSON:
@@ -935,6 +935,26 @@ SERVICE = (
             RUNNING,
         )
         for name, change in _SERVICE_FIELDS
+    ),
+    Row(
+        m.model_service,
+        "spec",
+        f"spec.adapters of engine vllm {WHILE_SUSPENDED}",
+        OTHER_ADAPTER,
+        before=RUNNING,
+    ),
+    Row(
+        m.model_service_from_weights,
+        "spec",
+        "a new adapter of a service that runs must be on a claim that its pods mount",
+        {"spec/adapters": [{"name": "support", "uri": "pvc://elsewhere/support"}]},
+        {
+            "spec/adapters": [
+                {"name": "sql", "uri": "pvc://adapters"},
+                {"name": "new", "uri": "pvc://stdlib/a/b"},
+            ]
+        },
+        before=RUNNING,
     ),
     Row(
         m.model_service,
@@ -1257,7 +1277,14 @@ STAYS_MUTABLE = (
     ("a feed gets another margin", m.power_domain, {}, {"spec/marginPercent": 5}),
     *(
         (f"a suspended service changes its {name}", m.model_service, SUSPENDED, change)
-        for name, change in _SERVICE_FIELDS
+        for name, change in (*_SERVICE_FIELDS, ("adapters", OTHER_ADAPTER))
+    ),
+    ("a running service drops its adapters", m.model_service_from_weights, RUNNING, {"spec/adapters": ...}),
+    (
+        "a running service gets its first adapter",
+        m.model_service_from_weights,
+        {"spec/adapters": ...},
+        OTHER_ADAPTER,
     ),
     (
         "a running service changes its tenants' KV cache",

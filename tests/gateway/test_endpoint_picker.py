@@ -64,6 +64,24 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+async def test_a_request_goes_to_a_replica_that_serves_its_adapter_or_waits_for_one() -> None:
+    here = picker(replica_in_flight=9)
+    lacks = at("http", lacks=["a"])[0]
+    routes = table(lacks, *at("b"))
+    here.update(routes)
+    taken = [await here.enter(service(routes), owner("k"), 130.0, ask=Ask(adapter="a")) for _ in range(4)]
+    assert {lease.endpoint.pod for lease in taken} == {"b"}
+    base = [await here.enter(service(routes), owner("k"), 130.0) for _ in range(4)]
+    assert lacks["pod"] in {lease.endpoint.pod for lease in base}
+
+    here.update(none_has_it := table(lacks))
+    waiting = asyncio.create_task(here.enter(service(none_has_it), owner("k"), 130.0, ask=Ask(adapter="a")))
+    await settle()
+    assert not waiting.done()
+    here.update(table(lacks | {"lacks": []}))
+    assert (await waiting).endpoint.pod == lacks["pod"]
+
+
 async def test_a_request_at_zero_waits_and_a_ready_replica_wakes_it() -> None:
     here, none = picker(), table()
     here.update(none)

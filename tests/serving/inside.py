@@ -20,7 +20,7 @@ from busbar.kube.contracts.workload import ReplicaRole
 from busbar.workloads.serving.engine import Engine, EngineState
 from busbar.workloads.serving.loader import load
 from busbar.workloads.serving.server import Server
-from busbar.workloads.serving.settings import EngineSettings, ServerSettings
+from busbar.workloads.serving.settings import EngineSettings, ServerSettings, SpecAdapters
 
 TOKEN = "secret"
 START_LIMIT_S = 90.0
@@ -35,10 +35,13 @@ def serving_inside(
     max_waiting: int = 256,
     bearers: Bearers | None = None,
     role: ReplicaRole = ReplicaRole.BOTH,
+    adapters: SpecAdapters | None = None,
 ) -> Iterator[Service]:
     """A server that is ready; every route wants `TOKEN`, unless there are bearers of its own."""
     bearers = one_for_all(TOKEN) if bearers is None else bearers
-    settings = ServerSettings(engine, model_id, bearers=bearers, max_waiting=max_waiting, role=role)
+    settings = ServerSettings(
+        engine, model_id, bearers=bearers, max_waiting=max_waiting, role=role, spec_adapters=adapters
+    )
     started: Started = Future()
     thread = threading.Thread(target=_run, args=(settings, started), name="server")
     thread.start()

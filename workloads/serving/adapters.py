@@ -76,6 +76,12 @@ class AdapterStore:
             return list(self._sources)
 
     @property
+    def sources(self) -> dict[str, AdapterSource]:
+        """What the names stand for."""
+        with self._lock:
+            return dict(self._sources)
+
+    @property
     def resident(self) -> list[str]:
         """Names of those in memory."""
         with self._lock:
@@ -94,13 +100,22 @@ class AdapterStore:
             with self._lock:
                 self._sources[source.name] = source
 
+    def put(self, source: AdapterSource) -> None:
+        """As `add`, but in place of one that has the name: requests that hold that one keep it, and a refusal leaves it
+        where it is."""
+        with self._reading:
+            with self._lock:
+                if source.name not in self._sources:
+                    self._check_new(source.name)
+            self._load(source)
+            with self._lock:
+                self._sources[source.name] = source
+
     def remove(self, name: str) -> bool:
         """Forgets a name; whether it was known. Requests that hold the adapter keep it."""
         with self._reading, self._lock:
             known = self._sources.pop(name, None) is not None
-            adapter = self._resident.pop(name, None)
-            if adapter is not None and adapter.holders:
-                self._leaving.append(adapter)
+            self._give_up(name)
             self._drop_empty_pages()
             return known
 
@@ -153,11 +168,18 @@ class AdapterStore:
         try:
             place.page.write(place.slot, file.factors)
             with self._lock:
+                self._give_up(source.name)
                 self._resident[source.name] = Adapter(source.name, file.digest, place, self)
         finally:
             self._filling = None
 
     # -- inside, under the lock -----------------------------------------------------------------
+
+    def _give_up(self, name: str) -> None:
+        """No request gets the adapter of this name any more; those that hold it keep it."""
+        adapter = self._resident.pop(name, None)
+        if adapter is not None and adapter.holders:
+            self._leaving.append(adapter)
 
     def _check_new(self, name: str) -> None:
         if name in self._sources:

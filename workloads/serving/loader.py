@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,8 +81,8 @@ class Loaded:
     identity: str
     """Equal for two replicas of the same model folder."""
     adapters: AdapterStore
-    refused_adapters: Mapping[str, str]
-    """Those of the settings that are not served, each with the reason."""
+    refused_adapters: dict[str, str]
+    """Those that were asked for and are not served, each with the reason."""
     read_weights: Callable[[], Weights]
     """Reads the model folder again. Raises ModelError where it is gone, or holds another model."""
     streaming: Streaming | None

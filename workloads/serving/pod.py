@@ -15,6 +15,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, NoReturn
 
+from busbar.kube.contracts.adapters import AskedAdapter, AskedAdapters
 from busbar.kube.contracts.bearers import Role, bearers_in
 from busbar.kube.contracts.workload import ARTIFACTS_ROOT, PORT, Env, ReplicaRole
 from busbar.kube.types.meta import CLAIM_PATH_PATTERN, claim_of
@@ -22,9 +23,9 @@ from busbar.workloads.machine.limits import usable_processors
 from busbar.workloads.serving.errors import SettingsError, shown
 from busbar.workloads.serving.quota import Quota
 from busbar.workloads.serving.settings import (
-    AdapterSource,
     EngineSettings,
     ServerSettings,
+    SpecAdapters,
     parse_bytes,
     parse_quota,
 )
@@ -56,6 +57,7 @@ def from_environment(env: Mapping[str, str], arguments: Sequence[str] = ()) -> S
     aliases = {name, *((f"{namespace}/{name}", f"{namespace}/{model_id}") if namespace else ())} - {model_id}
     process = {name: extra.pop(name) for name in ("max_waiting", "stall_s") if name in extra}
     fixed = extra.pop("kv_quotas", ())
+    adapters = _adapters(spec)
     engine = EngineSettings(
         model_dir=Path(folder),
         kv_bytes=None if memory is None else parse_bytes(memory, "BUSBAR_SPEC: kvCacheMemory"),
@@ -63,7 +65,7 @@ def from_environment(env: Mapping[str, str], arguments: Sequence[str] = ()) -> S
         max_model_len=length,
         tpot_ms=(spec.get("slo") or {}).get("tpotMilliseconds"),
         threads=min(_cores_asked_for(spec), usable_processors()),
-        adapters=_adapters(spec),
+        adapters=adapters.sources(adapters.asked),
         skip_bad_adapters=True,
     )
     return ServerSettings(
@@ -75,6 +77,7 @@ def from_environment(env: Mapping[str, str], arguments: Sequence[str] = ()) -> S
         port=_number(env, Env.PORT) or PORT,
         bearers=bearers,
         fixed_kv_quotas=fixed,
+        spec_adapters=adapters,
         aliases=tuple(sorted(aliases)),
         drain_s=_seconds(spec.get("drainSeconds", 30)),
         accelerator=env.get(Env.ACCELERATOR) or ServerSettings.accelerator,
@@ -88,18 +91,16 @@ def _role(env: Mapping[str, str]) -> ReplicaRole:
     return ReplicaRole(given)
 
 
-def _adapters(spec: Mapping[str, Any]) -> tuple[AdapterSource, ...]:
+def _adapters(spec: Mapping[str, Any]) -> SpecAdapters:
     """Those of the spec; the operator mounts the claims of their addresses."""
-    found = []
+    given = spec.get("adapters") or ()
     try:
-        for given in spec.get("adapters") or ():
-            claim, path = claim_of(given["uri"])
-            found.append(AdapterSource(given["name"], Path(ARTIFACTS_ROOT) / claim / path))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        asked = AskedAdapters(adapters=[AskedAdapter(name=each["name"], uri=each["uri"]) for each in given])
+    except (KeyError, TypeError, ValueError) as error:
         raise SettingsError(
             f"BUSBAR_SPEC: adapters must be a list of name and uri, and is not: {error!r}"
         ) from error
-    return tuple(found)
+    return SpecAdapters(asked, Path(ARTIFACTS_ROOT))
 
 
 def _kv_quotas(spec: Mapping[str, Any]) -> list[tuple[str, Quota]]:

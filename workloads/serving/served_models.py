@@ -143,6 +143,12 @@ class ServedModels:
         log.info("adapter %s is unloaded", name)
         return {"id": self.card(name)["id"], "loaded": False}
 
+    async def put(self, loaded: Loaded, source: AdapterSource) -> None:
+        """Serves an adapter, in place of one that has its name. Raises AdapterInvalid, or Overloaded."""
+        async with self._reading:
+            await asyncio.to_thread(loaded.adapters.put, source)
+        log.info("adapter %s is loaded", source.name)
+
 
 def _text(fields: Mapping[str, object], key: str) -> str:
     value = fields.get(key)

@@ -6,7 +6,7 @@
     POST /tokenize /detokenize /resume                                         the same
     GET  /status /metrics /load /version /is_sleeping                          the bearer for reading
     POST /drain /sleep /wake_up /v1/load_lora_adapter /v1/unload_lora_adapter  the bearer for commands
-    POST /kv_shares                                                            the same
+    POST /kv_shares /adapters                                                  the same
     POST /migrate /migrate/begin /migrate/blocks /migrate/commit               the same
 
 `busbar serve` takes one bearer for all of them, or none: then all are open.
@@ -38,6 +38,7 @@ from busbar.kube.contracts.streams import (
 )
 from busbar.kube.contracts.workload import MIGRATE_PATH, ReplicaRole, ServingStatus
 from busbar.workloads.serving import embeddings, responses_request
+from busbar.workloads.serving.adapter_route import AdapterRoute
 from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.engine import Engine, EngineState, Stream
 from busbar.workloads.serving.errors import (
@@ -105,6 +106,7 @@ class Server:
         self._numbers = itertools.count()
         self._models = ServedModels(settings, engine, int(time.time()))
         self._kv_shares = KvShareRoute(engine, settings)
+        self._adapters = AdapterRoute(engine, settings.spec_adapters, self._models)
         name = uuid.uuid4().hex
         self.departures = Departures(engine, name, settings, self._count_migration)
         self.arrivals = Arrivals(engine, name, settings.model_id, self._models, self._taking)
@@ -122,6 +124,7 @@ class Server:
                 web.post("/drain", self.drain),
                 *SleepRoutes(self.engine, self._check_quiet).routes(),
                 *self._kv_shares.routes(),
+                *self._adapters.routes(),
                 web.post(MIGRATE_PATH, self.departures.migrate),
                 *self.arrivals.routes(),
                 web.post(LOAD_PATH, self.load_adapter),
@@ -137,7 +140,7 @@ class Server:
                 web.get("/load", self.load),
             ]
         )
-        app.on_cleanup.append(self._stop_leaving)
+        app.on_cleanup.extend((self._stop_leaving, self._adapters.stop))
         return app
 
     def start_drain(self) -> None:
@@ -176,7 +179,7 @@ class Server:
         if loaded is None:
             return status
         core = loaded.core
-        return self._kv_shares.told(status).model_copy(
+        return self._adapters.told(self._kv_shares.told(status)).model_copy(
             update={
                 "kv_blocks_total": core.scheduler.pool.total,
                 "kv_blocks_free": core.scheduler.pool.free,

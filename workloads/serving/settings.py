@@ -10,9 +10,11 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from busbar.kube.contracts.adapters import AskedAdapters
 from busbar.kube.contracts.bearers import Bearers
 from busbar.kube.contracts.request_size import REPLICA_REQUEST_BYTES
 from busbar.kube.contracts.workload import ReplicaRole
+from busbar.kube.types.meta import claim_of
 from busbar.workloads.serving.errors import SettingsError, shown
 from busbar.workloads.serving.quota import Quota
 
@@ -39,6 +41,24 @@ class AdapterSource:
                 f"{shown(self.name)} is no name for an adapter: use up to 63 letters, digits, dots, dashes or "
                 "underscores, with a letter or digit at both ends"
             )
+
+
+@dataclass(frozen=True)
+class SpecAdapters:
+    """The adapters of a ModelService, which the operator may ask to be others while the server runs."""
+
+    asked: AskedAdapters
+    """At the start."""
+    root: Path
+    """Claims are mounted below it, under their names."""
+
+    def sources(self, asked: AskedAdapters) -> tuple[AdapterSource, ...]:
+        """Raises SettingsError."""
+        found = []
+        for each in asked.adapters:
+            claim, path = claim_of(each.uri)
+            found.append(AdapterSource(each.name, self.root / claim / path))
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -166,6 +186,8 @@ class ServerSettings:
     """What each route but /health and /ready wants; None: open (stand-alone)."""
     fixed_kv_quotas: tuple[tuple[str, Quota], ...] = ()
     """Those of `engine.kv_quotas` that stay when the operator asks for others: the command line's."""
+    spec_adapters: SpecAdapters | None = None
+    """None: no operator asks for adapters (stand-alone)."""
     aliases: tuple[str, ...] = ()
     """Other model names that are accepted (a pod answers to `namespace/name` too)."""
     drain_s: float = 30.0

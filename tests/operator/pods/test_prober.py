@@ -157,6 +157,20 @@ def test_a_replica_whose_engine_falls_asleep_is_looked_at_again() -> None:
         assert len(seen) == changes
 
 
+def test_a_replica_that_serves_other_adapters_is_looked_at_again() -> None:
+    seen: list[Pod] = []
+    of = talking(kind=KIND_SERVICE)
+    prober = Prober(SETTINGS, Metrics(), lambda: [of], lambda name: LOOPBACK, seen.append)
+    for told, changes in (
+        ([], 1),
+        ([{"name": "a"}], 2),
+        ([{"name": "a", "inMemory": True}], 2),
+        ([{"name": "a", "message": "rank 4096"}], 3),
+    ):
+        prober.take(of, {"ready": True, "adapters": told})
+        assert len(seen) == changes
+
+
 async def test_a_pod_of_a_release_before_the_roles_is_called_with_its_one_bearer() -> None:
     async def ok(request: web.Request) -> web.Response:
         return web.json_response({"kind": "training", "phase": "Training", "step": 3, "totalSteps": 9})
