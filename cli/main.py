@@ -16,6 +16,7 @@ from busbar.cli.errors import EXIT_CODES, BusbarError
 from busbar.cli.lazy import LazyGroup
 
 OWN = {
+    "adapters": ("busbar.cli.commands.adapters:adapters", "List, load and unload a service's LoRA adapters."),
     "apply": ("busbar.cli.commands.apply:apply", "Create or change jobs and services from files."),
     "backup": ("busbar.cli.commands.backup:backup", "For admins: write objects and database to a file."),
     "batch": ("busbar.cli.commands.batch:batch", "Run a file of requests as a batch, and get the answers."),
