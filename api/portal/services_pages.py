@@ -1,4 +1,4 @@
-"""Pages of model services: the list, and one service with its try-it box, scale, and what a load would need."""
+"""Pages of model services: the list, and one service with its try-it box, scale, adapters, and what a load would need."""
 
 from typing import Annotated, Any
 
@@ -8,6 +8,7 @@ from fastapi.responses import RedirectResponse, Response, StreamingResponse
 from busbar.api.access.identity import Caller
 from busbar.api.dependencies import AnyCaller, InNamespace, services_of
 from busbar.api.errors import ApiError, Invalid
+from busbar.api.kubernetes.client import Object
 from busbar.api.portal import object_pages
 from busbar.api.portal.drafts import positive_or_none, whole_or_none
 from busbar.api.portal.render import frame, html, is_fragment
@@ -29,6 +30,7 @@ def router() -> APIRouter:
     _reading(routes)
     _planning(routes)
     _asking(routes)
+    _adapting(routes)
     routes.include_router(object_pages.router(MODEL_SERVICES, "services"))
     return routes
 
@@ -132,3 +134,42 @@ def _asking(routes: APIRouter) -> None:
         count = whole_or_none(replicas, "replicas", "the autoscaler")
         await services_of(request).objects.scale(caller, namespace, name, count)
         return RedirectResponse(f"/services/{namespace}/{name}", status_code=303)
+
+
+def _adapting(routes: APIRouter) -> None:
+    @routes.post("/services/{namespace}/{name}/adapters")
+    async def load(
+        request: Request,
+        namespace: str,
+        name: str,
+        caller: Writer,
+        adapter: Annotated[str, Form(max_length=63)],
+        uri: Annotated[str, Form(max_length=512)],
+        tenants: Annotated[str, Form(max_length=4096)] = "",
+    ) -> Response:
+        only = [each for each in tenants.replace(",", " ").split() if each]
+        row: Object = {"name": adapter.strip(), "uri": uri.strip(), **({"tenants": only} if only else {})}
+        return await _changed(request, caller, namespace, name, adapter.strip(), [row])
+
+    @routes.post("/services/{namespace}/{name}/adapters/{adapter}/unload")
+    async def unload(request: Request, namespace: str, name: str, caller: Writer, adapter: str) -> Response:
+        return await _changed(request, caller, namespace, name, adapter, [])
+
+
+async def _changed(
+    request: Request, caller: Caller, namespace: str, name: str, adapter: str, rows: list[Object]
+) -> Response:
+    """The service's page, once `rows` are in place of the adapter's.
+
+    Raises:
+        Conflict: somebody else changed the service meanwhile.
+    """
+    objects = services_of(request).objects
+    found = await objects.get(caller, ModelService, namespace, name)
+    others = [each for each in found.spec.adapters or () if each.name != adapter]
+    wanted = [*(each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in others), *rows]
+    version = {"resourceVersion": found.metadata.resource_version}
+    await objects.change(
+        caller, MODEL_SERVICES, namespace, name, {"spec": {"adapters": wanted or None}, "metadata": version}
+    )
+    return RedirectResponse(f"/services/{namespace}/{name}", status_code=303)

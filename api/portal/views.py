@@ -288,6 +288,8 @@ class ServiceView:
     age: str
     model: str
     source: str
+    adapters: tuple[tuple[str, str, str], ...]
+    """Name, address, and the tenants that may use it, of each in the spec."""
     ready: int
     desired: int
     sleeping: int
@@ -327,6 +329,14 @@ def service_view(service: ModelService, now: datetime) -> ServiceView:
         age=ago(meta.creation_timestamp, now),
         model=model_id(service),
         source=f"TrainingJob {spec.model.training_job}" if spec.model.training_job else spec.model.uri or "",
+        adapters=tuple(
+            (
+                each.name,
+                each.uri,
+                "everybody" if each.tenants is None else ", ".join(each.tenants) or "nobody",
+            )
+            for each in spec.adapters or ()
+        ),
         ready=status.ready_replicas or 0,
         desired=status.desired_replicas or 0,
         sleeping=status.sleeping_replicas or 0,

@@ -129,6 +129,8 @@ async def test_every_write_of_the_portal_refuses_a_missing_csrf_token(world: Wor
         "/jobs/ada-lab/ada-run/cancel",
         "/jobs/ada-lab/ada-run/delete",
         "/services/ada-lab/ada-chat/scale",
+        "/services/ada-lab/ada-chat/adapters",
+        "/services/ada-lab/ada-chat/adapters/sql/unload",
         "/services/ada-lab/ada-chat/complete",
     ):
         answer = await browser.post(path, data={"prompt": "x"})
