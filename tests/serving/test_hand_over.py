@@ -18,6 +18,8 @@ from tests.serving.test_migration import BODY, HEADERS, LAYERS, Gateway, Got, co
 
 from busbar.kube.contracts.streams import TERMS_HEADER
 from busbar.kube.contracts.workload import TENANT_HEADER, ReplicaRole
+from busbar.workloads.serving import migrate_out
+from busbar.workloads.serving.errors import Overloaded
 from busbar.workloads.serving.handover import Handover, LeftError, Stage
 from busbar.workloads.serving.migrate_in import Arrivals
 from busbar.workloads.serving.sampling import SamplingParams
@@ -143,9 +145,10 @@ def next_stage(handover: Handover, sent: dict[str, int], most: int) -> Stage:
 
 
 def test_where_nobody_takes_a_stream_the_replica_decodes_it(
-    pair: tuple[Service, Service], settings: EngineSettings
+    pair: tuple[Service, Service], settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody there, no free blocks, blocks of another form, one that hangs up at each message."""
+    monkeypatch.setattr(migrate_out, "AGAIN_S", 3600.0)
     prefill, decode = pair
     body = {**SAMPLED, "prompt": list(range(50, 200))}
     expected = alone(prefill, body)
@@ -194,6 +197,40 @@ def test_a_ticket_that_has_expired_while_the_request_waited_is_asked_for_again(
         before, had = computed(decode), stream.got.count
         left = stream.resume(decode).count - had
         assert computed(decode) - before == left
+
+
+def test_a_stream_that_nobody_took_is_offered_again_while_it_decodes(
+    pair: tuple[Service, Service], settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first destination keeps blocks in another form, and the second one has no room twice."""
+    prefill, _ = pair
+    begin, refused = Arrivals.begin, list[str]()
+
+    async def full(arrivals: Arrivals, request: web.Request) -> web.Response:
+        if f"http://{request.host}" != other.url and len(refused) < 2:
+            refused.append("no room")
+            raise Overloaded("no free blocks", retry_after_s=1)
+        return await begin(arrivals, request)
+
+    monkeypatch.setattr(Arrivals, "begin", full)
+    monkeypatch.setattr(migrate_out, "AGAIN_S", 0.02)
+    body = {**SAMPLED, "prompt": list(range(90, 240)), "max_tokens": 300}
+    expected, stayed = alone(prefill, body), outcomes(prefill, "stayed")
+    with (
+        serving_inside(replace(settings, block_tokens=32), "m", role=ReplicaRole.DECODE) as other,
+        serving_inside(settings, "m", role=ReplicaRole.DECODE) as decode,
+    ):
+        stream = Gateway(prefill, body, terms(other.url, decode.url))
+        had, before = stream.finish().count, computed(decode)
+        assert stream.got.end == f"leaving {decode.url}"
+        assert len(refused) == 2
+        assert 1 <= had < 300
+        got = stream.resume(decode)
+        assert computed(decode) - before == got.count - had
+        wait_for(lambda: is_empty(decode), 15)
+    assert (got.tokens, got.texts, got.logprobs) == (expected.tokens, expected.texts, expected.logprobs)
+    assert outcomes(prefill, "stayed") == stayed
+    wait_for(lambda: is_empty(prefill), 15)
 
 
 def test_the_next_one_is_asked_where_the_first_does_not_take_it(pair: tuple[Service, Service]) -> None:

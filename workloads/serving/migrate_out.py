@@ -8,7 +8,8 @@ stream decodes on. When at most LAST_STAGE_BLOCKS are left, the stream is held, 
 stream ends with the peer's address. Until that moment every failure means that it goes on here.
 
 A replica of the role prefill does the same for each stream whose terms name destinations, but begins with the prompt: its
-full blocks go while the rest of it is computed, and the stream is held at its first token.
+full blocks go while the rest of it is computed, and the stream is held at its first token. A stream that nobody took then
+is offered again while it decodes, after longer and longer pauses.
 
 The blocks are not sent where computing them anew at the destination would hold the stream up for less time than the
 last stage would, by the rate measured with the earlier stages and the destination's time for a prompt token; nor where
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from enum import Enum
 
 import aiohttp
 from aiohttp import web
@@ -60,9 +62,21 @@ MOST_STAGES = 8
 MESSAGE_S, COMMIT_S, ABORT_S = 30.0, 3.0, 1.0
 """For a message to the peer, for the one during which the stream is held, and for one that nobody needs."""
 RETRY_S = 0.25
+AGAIN_S, MOST_AGAIN_S = 5.0, 60.0
+"""Before a stream that stayed at its first token is offered again: first, and at most; each pause is twice the one before."""
 AT_ONCE = 2
 """Streams that move at the same time."""
 TOLD = {409: "refused", 503: "has no room", 404: "does not know it", 401: "has another bearer"}
+
+
+class When(Enum):
+    """At what a stream moves."""
+
+    NOW = "now"
+    FIRST_TOKEN = "first token"
+    """It waits for that."""
+    LATER = "later"
+    """Now, but only with its blocks, as it could have at its first token."""
 
 
 class StaysError(Exception):
@@ -202,13 +216,13 @@ class Departures:
             session, self._session = self._session, None
             await session.close()
 
-    async def move(self, stream: Movable, to: str, at_first_token: bool = False) -> Done:
-        """One stream to one peer: now, or `at_first_token`, which it waits for."""
+    async def move(self, stream: Movable, to: str, when: When = When.NOW) -> Done:
+        """One stream to one peer."""
         if stream.moving:
             return Done(request=stream.name, outcome="stayed", why="it is moving already")
         stream.moving = True
         try:
-            return await self._move(stream, to, at_first_token)
+            return await self._move(stream, to, when)
         except (StaysError, aiohttp.ClientError, TimeoutError, OSError) as error:
             why = str(error) or type(error).__name__
             log.warning("stream %s stays: %s", stream.name, why)
@@ -219,12 +233,16 @@ class Departures:
     # -- inside -------------------------------------------------------------------------------
 
     async def _hand_over(self, stream: Movable, peers: Sequence[str]) -> None:
-        outcome = "stayed"
+        outcome, when, pause_s = "stayed", When.FIRST_TOKEN, AGAIN_S
         try:
-            for to in peers:
-                outcome = (await self.move(stream, to, at_first_token=True)).outcome
-                if outcome != "stayed" or stream.name not in self.movable:
-                    break
+            while outcome == "stayed" and stream.name in self.movable:
+                for to in peers:
+                    outcome = (await self.move(stream, to, when)).outcome
+                    if outcome != "stayed" or stream.name not in self.movable:
+                        break
+                else:
+                    await asyncio.sleep(pause_s)
+                    when, pause_s = When.LATER, min(2 * pause_s, MOST_AGAIN_S)
         except RequestError as error:  # the engine fails, or ends
             log.info("stream %s is not handed over: %s", stream.name, error)
             return
@@ -234,13 +252,15 @@ class Departures:
             raise
         self.count(outcome)
 
-    async def _move(self, stream: Movable, to: str, at_first_token: bool) -> Done:
+    async def _move(self, stream: Movable, to: str, when: When) -> Done:
         loaded = self.engine.loaded
         assert loaded is not None  # it has streams
-        if at_first_token:
+        if when is When.FIRST_TOKEN:
             course = await self._begin_early(stream, to, loaded)
         else:
             course = await self._begin(stream, to, loaded, await self._look(stream.ids))
+        if when is When.LATER and not course.ticket:
+            raise StaysError(f"{to} keeps blocks in another form")
         try:
             try:
                 if not course.recompute:
