@@ -414,6 +414,18 @@ class ModelService(Resource):
                 name="Desired", type="integer", json_path=".status.desiredReplicas", description="Wanted."
             ),
             PrinterColumn(
+                name="SLO",
+                type="number",
+                json_path=".status.slo.attainmentRecent",
+                description="Share of answers within the latency target, of five minutes.",
+            ),
+            PrinterColumn(
+                name="Tokens/s",
+                type="number",
+                json_path=".status.tokensPerSecond",
+                description="Generated in the last minute.",
+            ),
+            PrinterColumn(
                 name="Model", type="string", json_path=".status.modelId", description="Name for clients."
             ),
             PrinterColumn(name="URL", type="string", json_path=".status.url", description="OpenAI base URL."),

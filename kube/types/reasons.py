@@ -99,6 +99,8 @@ class Reason(StrEnum):
     """A replica that should serve has stopped accepting requests; another one replaces it."""
     MODE_CHOSEN = "ModeChosen"
     """A replica starts in another engine mode than `resident`, which does not fit the accelerator."""
+    REPLICAS_SATURATED = "ReplicasSaturated"
+    """Replicas do not keep the promised time per token even with the smallest pieces of prompts."""
     ADAPTER_ADDED = "AdapterAdded"
     ADAPTER_REMOVED = "AdapterRemoved"
     ADAPTER_REFUSED = "AdapterRefused"

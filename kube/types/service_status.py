@@ -92,6 +92,15 @@ class AdapterStatus(StatusModel):
     message: Sentence | None = Field(default=None, description="Why a replica refuses it.")
 
 
+class KvCacheStatus(StatusModel):
+    """KV blocks of all replicas that take requests."""
+
+    blocks: Count = Field(description="Blocks that they have.")
+    held: Count = Field(
+        description="Blocks that running requests hold; the others are free, or kept for prompts that begin alike."
+    )
+
+
 class MeasuredReplica(StatusModel):
     """Measurements of the replicas with one kind of placement, as reported by the busiest of them."""
 
@@ -266,6 +275,17 @@ class ModelServiceStatus(StatusModel):
     )
     scaling_history: Annotated[list[ScalingDecision], Field(max_length=MOST_DECISIONS)] | None = Field(
         default=None, description="The last changes of the desired replicas, the newest last."
+    )
+    tokens_per_second: Amount | None = Field(
+        default=None, description="Tokens of the answers that ended in the last minute, per second."
+    )
+    kv_cache: KvCacheStatus | None = Field(
+        default=None, description="The KV cache of all replicas, as they report it; absent where none does."
+    )
+    saturated_replicas: Count | None = Field(
+        default=None,
+        description="Replicas that do not keep spec.slo.tpotMilliseconds even with the smallest pieces of prompts; absent for "
+        "none.",
     )
     usage: Usage | None = Field(default=None, description="Total use.")
     cost_per_million_tokens: Amount | None = Field(

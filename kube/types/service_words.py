@@ -31,7 +31,7 @@ def count_words(status: ModelServiceStatus) -> str:
 
 def level_facts(status: ModelServiceStatus) -> list[tuple[str, str]]:
     """(name, words) of the latency target, demand, capacity and costs; those that are not known are left out."""
-    found: list[tuple[str, str]] = []
+    found = _load_facts(status)
     level, ahead = status.slo, status.forecast
     if level is not None:
         found.append(("Decided by", _BY[level.scaled_by]))
@@ -75,6 +75,22 @@ def level_facts(status: ModelServiceStatus) -> list[tuple[str, str]]:
         spent.append(f"{status.joules_per_token:g} J per token")
     if spent:
         found.append(("Costs", f"{', '.join(spent)}, of a day"))
+    return found
+
+
+def _load_facts(status: ModelServiceStatus) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    if status.tokens_per_second is not None:
+        found.append(("Speed", f"{status.tokens_per_second:g} tokens/s, of a minute"))
+    if status.kv_cache is not None:
+        found.append(("KV cache", f"{status.kv_cache.held} of {status.kv_cache.blocks} blocks held"))
+    if status.saturated_replicas:
+        found.append(
+            (
+                "Saturated",
+                f"{status.saturated_replicas} of {status.ready_replicas or 0} replicas: too slow for the time per token",
+            )
+        )
     return found
 
 

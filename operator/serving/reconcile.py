@@ -27,6 +27,7 @@ from busbar.operator.serving.adapters import adapter_notices, ask_for_adapters
 from busbar.operator.serving.conditions import new_problems
 from busbar.operator.serving.engine_mode import engine_mode
 from busbar.operator.serving.kv_shares import ask_for_shares
+from busbar.operator.serving.load_status import saturation_notices
 from busbar.operator.serving.replicas import kept_pods, startable, wanted_indexes
 from busbar.operator.serving.scaling import desired_replicas
 from busbar.operator.serving.status import is_scaling, status_of
@@ -63,7 +64,7 @@ def reconcile(view: ServiceView, decisions: tuple[Decision, ...] = ()) -> Servic
     status = status_of(view, decisions, desired, why)
     if status is not None:
         notices += new_problems(view.status.conditions, status.conditions)
-        notices += tuple(adapter_notices(view, status.adapters))
+        notices += (*adapter_notices(view, status.adapters), *saturation_notices(view.status, status))
     scaled = why if is_scaling(view.status, desired) else None
     return ServiceUpdate(status, tuple(actions), _again(view, desired), scaling, scaled, notices)
 

@@ -25,6 +25,7 @@ from busbar.operator.profiles.table import rates_of
 from busbar.operator.serving.adapters import adapter_rows
 from busbar.operator.serving.conditions import conditions_of, outlines
 from busbar.operator.serving.fleets import Change
+from busbar.operator.serving.load_status import load_fields
 from busbar.operator.serving.replicas import kept_pods, place_of, startable
 from busbar.operator.serving.scaling_status import (
     by_pool,
@@ -96,6 +97,8 @@ def status_of(
         fields["cost_per_million_tokens"], fields["joules_per_token"] = per_token(view.day)
     if tells or kv_parts(tenants) != kv_parts(old.tenants):  # a replica has others since it was asked
         fields["tenants"] = tenants
+    if transition or due:
+        fields |= load_fields(view, serving)
     new = old.model_copy(update=fields)
     if transition or (due and holds):
         new = _count(view, new.model_copy(update={"measured": _measured(view, alive)}))
