@@ -39,6 +39,7 @@ from busbar.workloads.serving.errors import (
     ModelFileMissing,
     SettingsError,
 )
+from busbar.workloads.serving.fairness import Owner
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.report import table_report
 from busbar.workloads.serving.settings import EngineSettings, ServerSettings
@@ -246,6 +247,47 @@ def test_a_draft_sleeps_and_wakes_with_the_model(
     assert (draft.runner.decoder.weights.bytes == 0) == (level is SleepLevel.WEIGHTS_DROPPED)
     wake(loaded)
     assert [tokens_of(each) for each in generate(loaded, PROMPTS, params_of(30, 3))] == before
+
+
+def answered(loaded: Loaded, prompt: list[int], tenant: str = "team") -> tuple[list[int], int, int, int]:
+    """(tokens, guesses checked, guesses that were right, tokens that the draft found) of a greedy answer."""
+    draft, drafts = drafted(loaded)
+    before = drafts.proposed_total, drafts.accepted_total, draft.cached_total
+    loaded.core.submit("a", prompt, greedy_params(24), 0.0, Owner(tenant=tenant))
+    deltas: list[Delta] = []
+    while not loaded.core.idle:
+        deltas += loaded.core.step()
+    after = drafts.proposed_total, drafts.accepted_total, draft.cached_total
+    proposed, accepted, cached = (now - then for now, then in zip(after, before, strict=True))
+    return tokens_of(deltas), proposed, accepted, cached
+
+
+def test_a_draft_finds_what_it_has_computed_of_a_prompt_that_begins_alike(llama: tuple[Path, Any]) -> None:
+    loaded = load_engine(llama[0], deterministic=True, speculate=4, draft_dir=llama[0])
+    draft, _ = drafted(loaded)
+    prompt = [random.Random(3).randrange(1, VOCAB) for _ in range(100)]
+    first, proposed, accepted, cached = answered(loaded, prompt)
+    assert (proposed > 0, accepted, cached) == (True, proposed, 0)
+    # The next turn of the conversation: full blocks of the prompt and of the answer, wrong guesses among none of them.
+    turn = [*prompt, *first, 5, 6, 7]
+    second, proposed, accepted, cached = answered(loaded, turn)
+    assert second == greedy(llama[1], turn, 24)
+    assert (proposed > 0, accepted) == (True, proposed)
+    assert 112 <= cached <= (len(turn) - 1) // 16 * 16
+    assert answered(loaded, turn, tenant="other")[3] == 0, "nobody gains by what another tenant has asked"
+    assert draft.pool.used == 0
+    fall_asleep(loaded, SleepLevel.WEIGHTS_KEPT)
+    wake(loaded)
+    again, proposed, accepted, cached = answered(loaded, turn)
+    assert (again, accepted, cached) == (second, proposed, 0), "asleep it forgets"
+
+
+def test_without_a_prefix_cache_a_draft_finds_nothing(llama: tuple[Path, Any]) -> None:
+    loaded = load_engine(llama[0], deterministic=True, speculate=4, draft_dir=llama[0], prefix_cache=False)
+    prompt = [random.Random(3).randrange(1, VOCAB) for _ in range(100)]
+    found = [answered(loaded, prompt) for _ in range(2)]
+    assert found[0][0] == found[1][0]
+    assert [each[3] for each in found] == [0, 0]
 
 
 # -- the start -----------------------------------------------------------------------------------------

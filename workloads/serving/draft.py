@@ -3,8 +3,11 @@
 It has blocks of its own, as many as the served model, because what it knows of a request differs from what the cache
 holds: it computes a prompt when guesses are first wanted, skips tokens while it is switched off, and has computed wrong
 guesses besides. Before each round a request's tokens are compared with those that it has computed, and what differs is
-computed anew. So nothing of a request's way through the engine (preemption, swap, prefix cache, resume, migration) concerns
+computed anew. So nothing of a request's way through the engine (preemption, swap, resume, migration) concerns
 it, and a request that finds no blocks is not guessed for.
+
+Its full blocks have the names that the served model's have (`prefix.py`), once all of their tokens are the request's own. So
+a prompt that begins like one that the draft has computed finds them, and the draft computes the rest.
 
 Each guess is drawn as the request's own token will be: with its parameters, and with the random number of that token. So
 where both models find the same tokens likely, they also choose the same one when they sample.
@@ -34,13 +37,22 @@ class Draft:
     """The model's passes, and what it has computed of each request."""
 
     def __init__(
-        self, runner: Runner, blocks: int, positions: int, vocabulary: int, clock: Callable[[], float]
+        self,
+        runner: Runner,
+        blocks: int,
+        positions: int,
+        vocabulary: int,
+        clock: Callable[[], float],
+        prefix_cache: bool = True,
     ) -> None:
         """`positions`: of a context, at most; `vocabulary`: the width of the served model's logits."""
         self.runner = runner
         self.pool = BlockPool(blocks, runner.cache.shape.block_tokens)
         self.costs = OnlineStepModel()
         self.seconds = 0.0
+        self.cached_total = 0
+        """Tokens that were found in its blocks."""
+        self._prefix_cache = prefix_cache
         self._positions = positions
         self._vocabulary = vocabulary
         self._clock = clock
@@ -52,7 +64,9 @@ class Draft:
         if len(sequence.tokens) + guesses > self._positions:
             return None
         own = self._own.get(sequence)
-        return len(sequence.tokens) if own is None else self._follow(own, sequence.tokens).missing
+        if own is None:
+            return len(sequence.tokens) - len(self._cached(sequence)) * self.pool.block_tokens
+        return self._follow(own, sequence.tokens).missing
 
     def guess(self, wanted: Mapping[Live, int], budget: int) -> dict[Live, list[int]]:
         """See `drafting.DraftModel`."""
@@ -102,6 +116,8 @@ class Draft:
             torch.cuda.synchronize(outcome.logits.device)  # its time is this pass's
         for chunk in chunks:
             chunk.sequence.computed += chunk.count
+        for own in {chunk.sequence: None for chunk in chunks}:
+            self._name_blocks(own)
         seconds = self._clock() - began
         self.seconds += seconds
         single = [chunk for chunk in chunks if chunk.count == 1]
@@ -118,19 +134,49 @@ class Draft:
 
     def _known(self, sequence: Sequence) -> Sequence:
         if sequence not in self._own:
-            self._own[sequence] = Sequence(sequence.order, [], sequence.max_total)
+            cached = self._cached(sequence)
+            for block in cached:
+                self.pool.share(block)
+            found = len(cached) * self.pool.block_tokens
+            own = Sequence(sequence.order, self._readable(sequence.tokens[:found]), sequence.max_total)
+            own.blocks, own.computed, own.named, own.names = cached, found, len(cached), sequence.names
+            self.cached_total += found
+            self._own[sequence] = own
         return self._follow(self._own[sequence], sequence.tokens)
+
+    def _cached(self, sequence: Sequence) -> list[int]:
+        """Blocks with the beginning of a request that it does not know; the last token is always computed."""
+        if not self._prefix_cache:
+            return []
+        return self.pool.find(sequence.names[: (len(sequence.tokens) - 1) // self.pool.block_tokens])
+
+    def _name_blocks(self, own: Sequence) -> None:
+        """Lets others find the blocks that are full of the request's own tokens; guesses are behind `prompt_len`."""
+        if not self._prefix_cache:
+            return
+        full = min(min(own.computed, own.prompt_len) // self.pool.block_tokens, len(own.names))
+        for index in range(own.named, full):
+            self.pool.name(own.blocks[index], own.names[index])
+            own.named = index + 1
+
+    def empty(self) -> None:
+        """The blocks' content is gone. Only while nothing runs."""
+        self.pool = BlockPool(self.pool.total, self.pool.block_tokens)
+
+    def _readable(self, tokens: list[int]) -> list[int]:
+        """A token that only the served model's embedding has becomes another one."""
+        width = self.runner.decoder.arch.vocab_size
+        return [token if token < width else 0 for token in tokens]
 
     def _follow(self, own: Sequence, tokens: list[int]) -> Sequence:
         """Gives it the request's tokens; of what it has computed remains what is equal. Before its `prompt_len`, which is how
-        many tokens it was given last, all is. A token that only the served model's embedding has becomes another one."""
+        many tokens it was given last, all is."""
         end = min(own.computed, len(tokens))
         kept = min(own.prompt_len, end)
         while kept < end and own.tokens[kept] == tokens[kept]:
             kept += 1
         own.computed = kept
-        width = self.runner.decoder.arch.vocab_size
-        own.tokens[own.prompt_len :] = [token if token < width else 0 for token in tokens[own.prompt_len :]]
+        own.tokens[own.prompt_len :] = self._readable(tokens[own.prompt_len :])
         own.prompt_len = len(tokens)
         return own
 

@@ -78,4 +78,4 @@ def make_draft(
         Decoder(arch, draft.weights, attention, positions, in_place), KvCache(shape, blocks, device)
     )
     trials += tried + choose_graphs(runner, settings.max_running)
-    return Draft(runner, blocks, positions, served.vocab_size, clock), trials
+    return Draft(runner, blocks, positions, served.vocab_size, clock, settings.prefix_cache), trials

@@ -34,6 +34,8 @@ def fall_asleep(loaded: Loaded, level: SleepLevel) -> None:
     """Gives memory back. Nothing may run or wait; a sleeping engine may go to the deeper level."""
     core, on_gpu = loaded.core, loaded.device.type == "cuda"
     core.scheduler.forget()
+    if core.draft is not None:
+        core.draft.empty()
     for runner, _ in loaded.models:
         runner.release()
         decoder = runner.decoder
