@@ -123,7 +123,14 @@ class Accounts:
                 self._states[name].limits = Account(name=name)
 
     def accept(
-        self, key: KeyIdentity, request_id: str, asks: Estimate, service: ServiceRoute, *, again: bool = False
+        self,
+        key: KeyIdentity,
+        request_id: str,
+        asks: Estimate,
+        service: ServiceRoute,
+        *,
+        adapter: str = "",
+        again: bool = False,
     ) -> Grant:
         """Reserve what the request may use. Raises RateLimited, QuotaSpent or BadRequest, and then reserves nothing.
 
@@ -142,7 +149,7 @@ class Accounts:
         for state in states:
             state.window.expire(now)
         asks = _within(asks, states, now if again and self.shared is not None else None)
-        cost = (service.price or FREE).cost_nano(asks.prompt_tokens, 0, asks.output_tokens)
+        cost = (service.price_of(adapter) or FREE).cost_nano(asks.prompt_tokens, 0, asks.output_tokens)
         for state in states:
             self._check(state, asks, cost, now)
         if self.shared is not None:

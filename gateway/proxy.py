@@ -87,7 +87,7 @@ class Proxy:
         grant = await self._accept(call, service, key, asks)
         try:
             usage = self._recorder.begin(
-                service.price,
+                service.price_of(call.adapter),
                 requestId=call.request_id,
                 keyId=key.key_id,
                 tenant=key.tenant,
@@ -130,7 +130,9 @@ class Proxy:
         attempt = 0
         while True:
             try:
-                return self._accounts.accept(key, call.request_id, asks, service, again=attempt > 0)
+                return self._accounts.accept(
+                    key, call.request_id, asks, service, adapter=call.adapter, again=attempt > 0
+                )
             except LimitReached as error:
                 attempt += 1
                 if not (error.short and self._leases is not None and await self._leases.more(attempt)):

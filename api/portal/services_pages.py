@@ -167,6 +167,9 @@ async def _changed(
     objects = services_of(request).objects
     found = await objects.get(caller, ModelService, namespace, name)
     others = [each for each in found.spec.adapters or () if each.name != adapter]
+    former = next((each for each in found.spec.adapters or () if each.name == adapter), None)
+    if former is not None and former.price is not None:
+        rows = [row | {"price": former.price.model_dump(mode="json", by_alias=True)} for row in rows]
     wanted = [*(each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in others), *rows]
     version = {"resourceVersion": found.metadata.resource_version}
     await objects.change(

@@ -76,7 +76,13 @@ another adapter. For one on another claim, and with engine vllm: busbar cancel, 
 def load(session: Session, service: str, name: str, uri: str, tenants: tuple[str, ...]) -> None:
     """Serve an adapter, or another folder under the name of one; requests ask for SERVICE:NAME."""
     row: dict[str, Any] = {"name": name, "uri": uri} | ({"tenants": list(tenants)} if tenants else {})
-    found = _change(session, service, lambda rows: [*(each for each in rows if each["name"] != name), row])
+
+    def with_it(rows: Rows) -> Rows:
+        former = next((each for each in rows if each["name"] == name), {})
+        priced = {"price": former["price"]} if former.get("price") else {}
+        return [*(each for each in rows if each["name"] != name), row | priced]
+
+    found = _change(session, service, with_it)
     click.echo(
         f"{found.reference}: adapter {name} is in the spec; busbar adapters list {service} shows who serves it"
     )

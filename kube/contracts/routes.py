@@ -71,6 +71,8 @@ class AdapterRoute(WireModel):
     """Who may use it; None: all that may use the service."""
     problem: str | None = None
     """Why no replica serves it; None: some do, or may."""
+    price: Price | None = None
+    """None: the service's."""
 
 
 class AccessRoute(WireModel):
@@ -112,6 +114,11 @@ class ServiceRoute(WireModel):
     def key(self) -> str:
         """`namespace/name`."""
         return f"{self.namespace}/{self.name}"
+
+    def price_of(self, adapter: str) -> Price | None:
+        """Of the tokens of a request with this adapter; empty: with the model alone."""
+        own = next((each.price for each in self.adapters if each.name == adapter), None)
+        return own or self.price
 
     def terms_of(self, tenant: str) -> AccessRoute | None:
         """What a tenant has of this service; None: it may not use it."""

@@ -69,6 +69,9 @@ class ServedAdapter(SpecModel):
     tenants: TenantList | None = Field(
         default=None, description="Tenants that may use it; default all that may use the service."
     )
+    price: InferencePrice | None = Field(
+        default=None, description="What tokens of its requests cost, in place of the service's price."
+    )
 
 
 class WarmLevel(StrEnum):

@@ -20,6 +20,7 @@ from busbar.kube.contracts.routes import (
 )
 from busbar.kube.contracts.workload import MOST_RUNNING, ReplicaRole, ServingStatus
 from busbar.kube.informer import Key
+from busbar.kube.types.inference import InferencePrice
 from busbar.kube.types.model_service import ModelServiceSpec, ServiceEngine
 from busbar.operator.errors import ProbeRefused
 from busbar.operator.pods.manifests import KIND_SERVICE
@@ -74,11 +75,14 @@ def build_routes(
                 max_replicas=spec.replica_ceiling,
                 slo=_promise(spec),
                 access=_access(spec),
-                price=_price(spec),
+                price=_price(spec.price),
                 ranked=spec.engine is ServiceEngine.VLLM and _flag(spec, "--scheduling-policy") == "priority",
                 adapters=[
                     AdapterRoute(
-                        name=a.name, tenants=a.tenants, problem=adapter_problem(a.name, pods, readings)
+                        name=a.name,
+                        tenants=a.tenants,
+                        problem=adapter_problem(a.name, pods, readings),
+                        price=_price(a.price),
                     )
                     for a in spec.adapters or ()
                 ],
@@ -110,13 +114,11 @@ def _access(spec: ModelServiceSpec) -> list[AccessRoute]:
     ]
 
 
-def _price(spec: ModelServiceSpec) -> Price | None:
-    if spec.price is None:
+def _price(price: InferencePrice | None) -> Price | None:
+    if price is None:
         return None
-    prompt, cached = spec.price.prompt_per_million, spec.price.cached_per_million
-    return Price(
-        prompt=prompt, cached=prompt if cached is None else cached, output=spec.price.output_per_million
-    )
+    prompt, cached = price.prompt_per_million, price.cached_per_million
+    return Price(prompt=prompt, cached=prompt if cached is None else cached, output=price.output_per_million)
 
 
 def _context_length(

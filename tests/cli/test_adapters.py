@@ -39,8 +39,10 @@ async def test_adapters_are_loaded_replaced_and_unloaded(site: Site) -> None:
     )
     assert (await site.busbar(*sql)).code == 0
     assert adapters(site) == [SUPPORT, SQL]
+    price = {"outputPerMillion": 3.0}
+    adapters(site)[0]["price"] = price
     await site.busbar("adapters", "load", "ada-chat", "support", "pvc://stdlib/newer")
-    assert adapters(site) == [SQL, {"name": "support", "uri": "pvc://stdlib/newer"}]
+    assert adapters(site) == [SQL, {"name": "support", "uri": "pvc://stdlib/newer", "price": price}]
     assert (await site.busbar("adapters", "unload", "ada-chat", "sql")).code == 0
     assert (await site.busbar("adapters", "unload", "ada-chat", "support")).code == 0
     assert adapters(site) is None

@@ -190,7 +190,12 @@ def model_service() -> JSON:
             "model": {"trainingJob": "stdlib"},
             "modelId": "stdlib",
             "adapters": [
-                {"name": "support", "uri": "pvc://stdlib/support", "tenants": ["research"]},
+                {
+                    "name": "support",
+                    "uri": "pvc://stdlib/support",
+                    "tenants": ["research"],
+                    "price": {"promptPerMillion": 1, "cachedPerMillion": 0.1, "outputPerMillion": 3},
+                },
                 {"name": "SQL.v2", "uri": "pvc://adapters/sql"},
             ],
             "engine": "vllm",

@@ -86,6 +86,27 @@ async def test_the_price_counts_cached_tokens_apart_and_reaches_the_ledger(house
         assert (record["cachedTokens"], record["costNano"]) == (4, 3 * 1000 + 4 * 500 + 2 * 10_000)
 
 
+async def test_an_adapter_has_a_price_of_its_own(house: House) -> None:
+    engine = await house.engine("a", "b")
+    adapters = [{"name": "dear", "price": {"prompt": 0.0, "cached": 0.0, "output": 40.0}}, {"name": "same"}]
+    await house.publish(route("m", engine, price=PRICE, adapters=adapters))
+    for model in ("m", "m:same", "m:dear"):
+        assert (await house.ask(model))[0] == 200
+    await house.api.wait_for(3)
+    base, same, dear = (record["costNano"] for record in house.api.records.values())
+    assert (same, dear) == (base, 2 * 40_000)
+
+
+async def test_a_request_reserves_money_at_its_adapters_price(house: House) -> None:
+    house.api.know(KEY_A, "tenant-a", "team-a", accounts=[Account(name="key/id-a", costs=[month(500_000)])])
+    engine = await house.engine("a")
+    dear = {"name": "dear", "price": {"prompt": 0.0, "cached": 0.0, "output": 40.0}}
+    await house.publish(route("m", engine, price=PRICE, adapters=[dear]))
+    status, document = await house.ask("m:dear", max_tokens=30)
+    assert (status, document["error"]["param"]) == (400, "max_tokens")
+    assert (await house.ask("m", max_tokens=30))[0] == 200
+
+
 async def test_a_spent_budget_is_insufficient_quota(house: House) -> None:
     house.api.know(KEY_A, "tenant-a", "team-a", accounts=[Account(name="key/id-a", costs=[month(60_000)])])
     engine = await house.engine("a", "b", "c")

@@ -118,10 +118,22 @@ def test_who_may_use_it_and_what_it_costs() -> None:
     made = route(
         access={"tenants": [{"name": "guest", "weight": 0.5, "tokensPerMinute": 9}]},
         price={"promptPerMillion": 1.0, "outputPerMillion": 3.0},
+        adapters=[
+            {
+                "name": "own",
+                "uri": "pvc://claim/own",
+                "price": {"promptPerMillion": 2.0, "cachedPerMillion": 0.5},
+            },
+            {"name": "same", "uri": "pvc://claim/same"},
+        ],
     )
     assert [(a.tenant, a.weight, a.tokens_per_minute) for a in made.access] == [("guest", 0.5, 9)]
     assert made.price is not None
     assert (made.price.prompt, made.price.cached, made.price.output) == (1.0, 1.0, 3.0)
+    own = made.price_of("own")
+    assert own is not None
+    assert (own.prompt, own.cached, own.output) == (2.0, 0.5, 0.0)
+    assert made.price_of("same") == made.price_of("") == made.price
     free = route(price={"promptPerMillion": 1.0, "cachedPerMillion": 0.0})
     assert free.price is not None
     assert free.price.cached == 0.0
