@@ -82,7 +82,10 @@ def answers(count: int) -> list[dict[str, str]]:
 
 def stream_of(document: Document, tokenizer: Any, sequence: int = 10**5) -> Tokens:
     return np.concatenate(
-        list(pack([document], encoder(tokenizer), end_of_text_id(tokenizer), 10**6, sequence))
+        [
+            tokens
+            for tokens, _ in pack([document], encoder(tokenizer), end_of_text_id(tokenizer), 10**6, sequence)
+        ]
     )
 
 

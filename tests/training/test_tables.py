@@ -64,7 +64,7 @@ def stream_of(place: Path, tokenizer: Path) -> list[bytes]:
     corpus = open_corpus("pvc://data", place, 0.0, rows=reader)
     return [
         part.tobytes()
-        for part in pack(corpus.train, encoder(loaded), end_of_text_id(loaded), 20_000, SEQUENCE)
+        for part, _ in pack(corpus.train, encoder(loaded), end_of_text_id(loaded), 20_000, SEQUENCE)
     ]
 
 

@@ -145,7 +145,7 @@ def test_packing_stops_when_it_has_enough(text_folder: Path) -> None:
         read.append(row.text)
         return Encoded([1] * 50)
 
-    stream = np.concatenate(list(pack(documents, encode, 0, 120, 10)))
+    stream = np.concatenate([tokens for tokens, _ in pack(documents, encode, 0, 120, 10)])
     assert len(read) == 3
     assert stream.tolist() == ([0] + [1] * 50) * 2 + [0] + [1] * 17
 
@@ -267,7 +267,8 @@ def test_each_line_of_a_jsonl_file_is_a_document(tmp_path: Path) -> None:
     file.write_text('{"text": "the first", "id": 1}\n\n{"id": 2, "text": "the\\nsecond"}\n')
     (document,) = open_corpus("pvc://text", tmp_path, 0.0).train
     assert whole(document) == ["the first", "the\nsecond"]
-    stream = np.concatenate(list(pack([document], lambda row: Encoded([len(row.text)]), 0, 100, 8)))
+    parts = pack([document], lambda row: Encoded([len(row.text)]), 0, 100, 8)
+    stream = np.concatenate([tokens for tokens, _ in parts])
     assert stream.tolist() == [0, 9, 0, 10]
 
 

@@ -57,21 +57,28 @@ class Document:
 
     def pieces(self, skipped: Skipped = _not_told) -> Iterator[Piece]:
         """The rows in order, texts in pieces of about PIECE_BYTES. Raises InvalidJob for a row that is not skipped."""
+        for _, pieces in self.units(skipped=skipped):
+            yield from pieces
+
+    def units(self, first: int = 0, skipped: Skipped = _not_told) -> Iterator[tuple[int, Iterator[Piece]]]:
+        """The pieces of each row, or each piece of a text alone, with its number, from `first` on: those before it are passed over
+        without being looked into. Raises InvalidJob as `pieces` does."""
         if self.rows is not None:
-            for row in self._rows(self.rows, skipped):
-                yield from _cut(row)
+            for number, row in self._rows(self.rows, skipped, first):
+                yield number, _cut(row)
             return
-        first = True
-        for raw in self._blocks():
-            yield Piece(first, text_row(raw.decode("utf-8", errors="replace")))
-            first = False
-        if first:
-            yield Piece(True, text_row(""))
+        number = -1
+        for number, raw in enumerate(self._blocks()):
+            if number >= first:
+                piece = Piece(number == 0, text_row(raw.decode("utf-8", errors="replace")))
+                yield number, iter((piece,))
+        if number < 0 and first == 0:
+            yield 0, iter((Piece(True, text_row("")),))
 
     def whole(self, limit: int) -> Iterator[Row]:
         """Each row; a text of more than `limit` bytes is cut to a few more than that."""
         if self.rows is not None:
-            yield from self._rows(self.rows, _not_told)
+            yield from (row for _, row in self._rows(self.rows, _not_told))
             return
         kept = ""
         size = 0
@@ -100,8 +107,11 @@ class Document:
     def _read(self, file: BinaryIO, size: int) -> bytes:
         return file.read(size if self.end is None else max(0, min(size, self.end - file.tell())))
 
-    def _rows(self, reader: RowReader, skipped: Skipped) -> Iterator[Row]:
-        for where, make in self._makers(reader):
+    def _rows(self, reader: RowReader, skipped: Skipped, first: int = 0) -> Iterator[tuple[int, Row]]:
+        """Each row that is not left out, with the number of its record; records before `first` are not made rows."""
+        for number, (where, make) in enumerate(self._makers(reader)):
+            if number < first:
+                continue
             try:
                 row = make()
             except BadRow as bad:
@@ -114,7 +124,7 @@ class Document:
                     raise refusal from bad
                 skipped(refusal)
             else:
-                yield row
+                yield number, row
 
     def _makers(self, reader: RowReader) -> Iterator[tuple[str, Callable[[], Row]]]:
         """Where each row is, and what makes it one; the latter may raise BadRow."""

@@ -24,7 +24,7 @@ def encoder(tokenizer: Any) -> Encode:
 
 
 def _by_part(tokenizer: Any, row: Row) -> Encoded:
-    parts = [tokenizer.encode(part.text, add_special_tokens=False).ids for part in row.parts]
+    parts = [_encoding(tokenizer, part.text).ids for part in row.parts]
     ids = [token for part in parts for token in part]
     if row.plain:
         return Encoded(ids)
@@ -34,7 +34,7 @@ def _by_part(tokenizer: Any, row: Row) -> Encoded:
 
 def _joined(tokenizer: Any, row: Row) -> Encoded:
     """A token is learned if it has a character of a learned part, as in `apply_chat_template`."""
-    found = tokenizer.encode(row.text, add_special_tokens=False)
+    found = _encoding(tokenizer, row.text)
     learned, start = [False] * len(found.ids), 0
     for part in row.parts:
         end = start + len(part.text)
@@ -47,3 +47,8 @@ def _joined(tokenizer: Any, row: Row) -> Encoded:
                 learned[first : last + 1] = [True] * (last + 1 - first)
         start = end
     return Encoded(found.ids, learned)
+
+
+def _encoding(tokenizer: Any, text: str) -> Any:
+    """Of one text; as a batch, because then the library lets other threads run meanwhile."""
+    return tokenizer.encode_batch([text], add_special_tokens=False)[0]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 SEEN_WITHIN_S = 20.0  # a file that another pod has written, on file systems that cache
 POLL_S = 0.1
+HEAR_S = 0.01  # within a step
 CONNECT_S = 5.0  # of one try, between which a request to stop is looked at
 
 
@@ -113,10 +114,18 @@ class Together:
             self._stop_point()
             time.sleep(POLL_S)
 
-    def tell(self, name: str) -> None:
+    def tell(self, name: str, value: str = "") -> None:
         """Rank 0: let the others go on."""
         if self.size > 1:
-            self._store.set(f"told/{name}", "")
+            self._store.set(f"told/{name}", value)
+
+    def hear(self, *names: str) -> tuple[str, str]:
+        """The others, within a step: under which of these names rank 0 says something first, and what."""
+        while True:
+            for name in names:
+                if self._store.check([f"told/{name}"]):
+                    return name, self._store.get(f"told/{name}").decode()
+            time.sleep(HEAR_S)
 
     def wait(self, name: str) -> None:
         """The others: until rank 0 has said so, however long it takes; `stop_point` may end it."""

@@ -34,7 +34,7 @@ class Loop:
         self.together = together
         self.session, self.trainer, self.journal = session, trainer, journal
         self.saver, self.copier = saver, copier
-        self.packed = prepared.packed
+        self.packed, self._bad = prepared.packed, prepared.bad
         self.status, self.control, self.reporter = session.status, session.control, session.reporter
         self._last_save = time.monotonic()
         self._compared_grace = False
@@ -110,6 +110,7 @@ class Loop:
         self.status.update(
             modelTflops=None if flops is None or speed is None else round(speed * flops / 1e12, 4),
             phaseSeconds={phase: round(seconds, 3) for phase, seconds in self.trainer.clock.seconds.items()},
+            badRows=self._bad.count,
             skippedSteps=optimizer.skipped,
             replayedSteps=self.journal.replayed,
             replayMismatches=len(self.journal.mismatches),

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from busbar.workloads.training.corpus import Document, Skipped
 from busbar.workloads.training.encoding import Encode
 from busbar.workloads.training.errors import InvalidJob
+from busbar.workloads.training.rows import Piece
 
 Tokens = npt.NDArray[np.uint32]
 NOT_LEARNED = np.uint32(1 << 31)  # a token that is read and has no loss
@@ -37,23 +39,38 @@ def document_order(documents: Sequence[Document], seed: int) -> list[Document]:
     return sorted(documents, key=lambda doc: hashlib.sha256(os.fsencode(f"{seed}:{doc.name}")).digest())
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a stream of tokens stands, so that it can go on from there."""
+
+    document: int = 0  # that is read next, in the seeded order
+    unit: int = 0  # of it (see `Document.units`)
+    ends: bool = True  # whether the document before is one whose end is learned
+    kept: int = 0  # tokens of the stream
+    rest: tuple[int, ...] = ()  # those behind them, which make no whole sequence yet
+
+
+START = Place()
+
+
 def pack(
     documents: Sequence[Document],
     encode: Encode,
     separator: int,
     tokens_wanted: int,
     sequence_length: int,
-    progress: Callable[[int], None] = lambda done: None,
     skipped: Skipped = lambda refusal: None,
-) -> Iterator[Tokens]:
-    """Tokens of as many documents as `tokens_wanted` asks for, in the given order, piece by piece.
+    start: Place = START,
+) -> Iterator[tuple[Tokens, Place | None]]:
+    """Tokens of as many documents as `tokens_wanted` asks for, in the given order, piece by piece, and where the stream stands
+    behind them; None inside of a row.
 
     Tokens that are not learned carry the bit NOT_LEARNED. Sequences without any that is learned are left out.
     """
-    kept = 0
-    waiting: list[Tokens] = []
-    size = 0
-    for part in _marked(documents, encode, separator, skipped):
+    kept = start.kept
+    waiting: list[Tokens] = [np.asarray(start.rest, dtype=np.uint32)]
+    size = waiting[0].size
+    for part, behind in _marked(documents, encode, separator, skipped, start):
         waiting.append(part)
         size += part.size
         if kept + size < tokens_wanted and size < max(sequence_length, PART_TOKENS):
@@ -62,28 +79,43 @@ def pack(
         good = rows[_learns(rows)].reshape(-1)[: tokens_wanted - kept]
         waiting, size = [rest], rest.size
         kept += good.size
-        yield good
-        progress(kept)
+        yield good, None if behind is None else replace(behind, kept=kept, rest=tuple(rest.tolist()))
         if kept >= tokens_wanted:
             return
     rows, rest = _cut_rows(np.concatenate([np.empty(0, np.uint32), *waiting]), sequence_length)
-    yield np.concatenate([rows[_learns(rows)].reshape(-1), rest])[: tokens_wanted - kept]
+    yield np.concatenate([rows[_learns(rows)].reshape(-1), rest])[: tokens_wanted - kept], None
 
 
 def _marked(
-    documents: Sequence[Document], encode: Encode, separator: int, skipped: Skipped
-) -> Iterator[Tokens]:
-    """The tokens of each piece, behind the separator where a document begins."""
-    ends = True  # whether the document before is one whose end is learned
-    for document in documents:
-        for piece in document.pieces(skipped):
-            found = encode(piece.row)
-            first = [separator if ends else separator | NOT_LEARNED] if piece.begins else []
-            ids = np.asarray([*first, *found.ids], dtype=np.uint32)
-            if found.learned is not None:
-                ids[len(first) :][~np.asarray(found.learned, dtype=np.bool_)] |= NOT_LEARNED
-            ends = piece.row.ends
-            yield ids
+    documents: Sequence[Document], encode: Encode, separator: int, skipped: Skipped, start: Place
+) -> Iterator[tuple[Tokens, Place | None]]:
+    """The tokens of each piece, behind the separator where a document begins; and the place behind them."""
+    ends = start.ends
+    for index in range(start.document, len(documents)):
+        first = start.unit if index == start.document else 0
+        for number, pieces in documents[index].units(first, skipped):
+            behind = Place(index, number + 1)
+            for piece, is_last in _and_whether_last(pieces):
+                ids = _ids(encode, piece, separator if ends else separator | NOT_LEARNED)
+                ends = piece.row.ends
+                yield ids, replace(behind, ends=ends) if is_last else None
+
+
+def _ids(encode: Encode, piece: Piece, separator: np.uint32 | int) -> Tokens:
+    found = encode(piece.row)
+    first = [separator] if piece.begins else []
+    ids = np.asarray([*first, *found.ids], dtype=np.uint32)
+    if found.learned is not None:
+        ids[len(first) :][~np.asarray(found.learned, dtype=np.bool_)] |= NOT_LEARNED
+    return ids
+
+
+def _and_whether_last(pieces: Iterator[Piece]) -> Iterator[tuple[Piece, bool]]:
+    before = next(pieces)
+    for piece in pieces:
+        yield before, False
+        before = piece
+    yield before, True
 
 
 def _cut_rows(tokens: Tokens, sequence_length: int) -> tuple[Tokens, Tokens]:
@@ -109,46 +141,63 @@ def tokens_for(steps: int, batch: int, sequence_length: int) -> int:
 
 @dataclass(frozen=True)
 class Packed:
-    """The training stream cut into sequences, shape [count, sequence_length]."""
+    """The training stream cut into sequences, shape [count, sequence_length], with the bit NOT_LEARNED."""
 
-    sequences: Tokens  # with the bit NOT_LEARNED
+    there: Callable[[int], Tokens]
+    """The sequences that are there: so many of them at least, or all that there will ever be."""
     seed: int
     window: int  # sequences that are shuffled together in the first pass
 
     @classmethod
     def cut(cls, stream: Tokens, sequence_length: int, seed: int, batch: int) -> Packed:
-        count = stream.size // sequence_length
+        """Of a stream that is whole. Raises InvalidJob."""
+        rows, _ = _cut_rows(stream, sequence_length)
+        return cls.growing(lambda count: rows, sequence_length, seed, batch)
+
+    @classmethod
+    def growing(cls, there: Callable[[int], Tokens], sequence_length: int, seed: int, batch: int) -> Packed:
+        """Of one that may still be made; waits for the first window. Raises InvalidJob."""
+        packed = cls(there, seed, window_sequences(sequence_length, batch))
+        count = len(there(packed.window))
         if count < batch:
             raise InvalidJob(
                 "spec.engine.data",
                 f"holds {count} sequences of {sequence_length} tokens, and one step needs {batch}",
                 "add text, shorten data.sequenceLength, or lower batch.sequences",
             )
-        rows = stream[: count * sequence_length].reshape(count, sequence_length)
-        return cls(rows, seed, window_sequences(sequence_length, batch))
+        return packed
+
+    @property
+    def sequences(self) -> Tokens:
+        """All of them."""
+        return self.there(sys.maxsize)
 
     def indices(self, step: int, batch: int) -> list[int]:
         """Rows of step `step` (from 0). Each row comes once per pass, in an order of its own per pass."""
         return [self._row(position) for position in range(step * batch, (step + 1) * batch)]
 
     def _row(self, position: int) -> int:
-        count = len(self.sequences)
-        epoch, place = divmod(position, count)
-        if epoch:
-            return int(_order(self.seed, epoch, count)[place])
-        window, place = divmod(place, self.window)
+        window, place = divmod(position, self.window)
         first = window * self.window
-        return first + int(_order(self.seed + _WINDOWS, window, min(self.window, count - first))[place])
+        count = len(self.there(first + self.window))  # of all where the window is not whole
+        if position < count:
+            return first + int(_order(self.seed + _WINDOWS, window, min(self.window, count - first))[place])
+        epoch, place = divmod(position, count)
+        return int(_order(self.seed, epoch, count)[place])
 
     def batch(self, step: int, batch: int) -> npt.NDArray[np.int64]:
         """Token ids of step `step`, shape [batch, sequence_length]."""
-        return (self.sequences[self.indices(step, batch)] & TOKEN).astype(np.int64)
+        return (self._rows(step, batch) & TOKEN).astype(np.int64)
 
     def labels(self, step: int, batch: int) -> npt.NDArray[np.int64] | None:
         """The same with IGNORED where a token is not learned; None where all are."""
-        rows = self.sequences[self.indices(step, batch)]
+        rows = self._rows(step, batch)
         hidden = (rows & NOT_LEARNED) != 0
         return np.where(hidden, IGNORED, (rows & TOKEN).astype(np.int64)) if hidden.any() else None
+
+    def _rows(self, step: int, batch: int) -> Tokens:
+        chosen = self.indices(step, batch)
+        return self.there(0)[chosen]
 
     def seen_runs(self, steps: int, batch: int) -> list[Tokens]:
         """The tokens that steps 0..steps-1 trained on, as runs of consecutive text (with the bit NOT_LEARNED)."""

@@ -1,7 +1,8 @@
 """Tokenizer and token stream of a run: made once, kept beside its checkpoints, checked when read again.
 
 A resumed run must read the same tokens as its first attempt. Both are functions of the corpus, the vocabulary and the
-seed, so the cache only saves time; its key and checksum decide whether it is valid.
+seed, so the cache only saves time; its key and checksum decide whether it is valid. Training begins when the tokens of the
+first steps are there (`token_file`).
 """
 
 from __future__ import annotations
@@ -11,21 +12,31 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from busbar.workloads.training.chat import ChatTemplate
 from busbar.workloads.training.corpus import Corpus, Document
-from busbar.workloads.training.durable import fsync
 from busbar.workloads.training.encoding import encoder
 from busbar.workloads.training.errors import InvalidJob
-from busbar.workloads.training.packing import Packed, Tokens, document_order, pack, tokens_for
+from busbar.workloads.training.packing import Packed, document_order, pack, tokens_for, window_sequences
 from busbar.workloads.training.settings import EngineSpec
+from busbar.workloads.training.token_file import (
+    TOKENS,
+    Announced,
+    BadRows,
+    Facts,
+    Followed,
+    Maker,
+    Peers,
+    Rows,
+    Source,
+    read_facts,
+)
 from busbar.workloads.training.tokenizer import (
     end_of_text_id,
     load_tokenizer,
@@ -33,17 +44,27 @@ from busbar.workloads.training.tokenizer import (
     train_tokenizer,
 )
 
-TOKENS = "tokens.bin"  # uint32, little-endian
+TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
 class Prepared:
+    """Tokenizer and tokens of a run; `close` when no more of them are needed."""
+
     tokenizer: Any
     tokenizer_hash: str
     packed: Packed
     from_cache: bool
-    bad_rows: int = 0  # left out of what was read for training
-    bad_row: str = ""  # the first one: why
+    bad: BadRows  # of those that were read so far
+    rows: Rows
+    source: Source
+
+    def wait_for_all(self) -> None:
+        """Until everything is read that the run needs."""
+        self.rows(sys.maxsize)
+
+    def close(self) -> None:
+        self.source.close()
 
 
 def prepare(
@@ -54,13 +75,18 @@ def prepare(
     progress: Callable[[float], None] = lambda share: None,
     *,
     makes: bool = True,
+    peers: Peers | None = None,
 ) -> Prepared:
-    """Tokenizer and packed tokens, from `cache` when it holds this run's. Raises InvalidJob.
+    """Tokenizer and packed tokens, from `cache` as far as it holds this run's. Raises InvalidJob.
+
+    It returns when the first steps can be taken; the other tokens are made beside them.
 
     Args:
-        makes: make them where it does not; of a gang rank 0 does.
+        makes: make them; of a gang rank 0 does.
+        peers: its other ranks.
     """
-    wanted = tokens_for(spec.steps, spec.batch.sequences, spec.data.sequence_length)
+    length = spec.data.sequence_length
+    wanted = tokens_for(spec.steps, spec.batch.sequences, length)
     key = _key(spec, corpus, saved_tokenizer, wanted)
     cached = _read_cache(cache, key)
     from_cache = cached is not None
@@ -70,38 +96,41 @@ def prepare(
             f"this rank finds other data than rank 0, which has prepared its own in {cache}",
             "give all pods the same claims",
         )
+    order = document_order(corpus.train, spec.seed)
     if cached is None:
-        bad = _Bad()
-        order = document_order(corpus.train, spec.seed)
         tokenizer = (
             _make_tokenizer(spec, order) if saved_tokenizer is None else load_tokenizer(saved_tokenizer)
         )
-        stream = pack(
-            order,
-            encoder(tokenizer),
-            end_of_text_id(tokenizer),
-            wanted,
-            spec.data.sequence_length,
-            lambda done: progress(done / wanted),
-            bad.count,
-        )
-        _write_cache(cache, key, tokenizer, stream, bad)
-        cached = tokenizer, _open_stream(cache), bad
-    tokenizer, tokens, bad = cached
-    packed = Packed.cut(tokens, spec.data.sequence_length, spec.seed, spec.batch.sequences)
-    return Prepared(tokenizer, tokenizer_hash(tokenizer), packed, from_cache, bad.rows, bad.first)
+        cached = tokenizer, _begin_cache(cache, key, tokenizer)
+    tokenizer, facts = cached
+    bad = replace(facts.bad)
+    source: Source
+    if makes:
+        end = end_of_text_id(tokenizer)
+        parts = pack(order, encoder(tokenizer), end, wanted, length, bad.add, facts.place)
+        source = maker = Maker(cache, facts, bad, parts)
+        _wait_for_first(maker, min(wanted, window_sequences(length, spec.batch.sequences) * length), progress)
+        source = maker if peers is None else Announced(cache, maker, peers)
+    else:
+        assert peers is not None
+        source = Followed(peers)
+    rows = Rows(cache / TOKENS, source, length)
+    try:
+        packed = Packed.growing(rows, length, spec.seed, spec.batch.sequences)
+    except InvalidJob:
+        source.close()
+        raise
+    return Prepared(tokenizer, tokenizer_hash(tokenizer), packed, from_cache, bad, rows, source)
 
 
-@dataclass
-class _Bad:
-    """The rows that were left out."""
-
-    rows: int = 0
-    first: str = ""
-
-    def count(self, refusal: InvalidJob) -> None:
-        self.rows += 1
-        self.first = self.first or refusal.problem
+def _wait_for_first(maker: Maker, tokens: int, progress: Callable[[float], None]) -> None:
+    """Raises what `progress` raises, and what has kept them from being made."""
+    try:
+        maker.until(tokens, lambda there: progress(there / tokens))
+    except BaseException:
+        maker.close()
+        raise
+    progress(1.0)
 
 
 def _make_tokenizer(spec: EngineSpec, order: Sequence[Document]) -> Any:
@@ -131,51 +160,30 @@ def _key(spec: EngineSpec, corpus: Corpus, saved_tokenizer: Path | None, wanted:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _read_cache(cache: Path, key: str) -> tuple[Any, Tokens, _Bad] | None:
+def _read_cache(cache: Path, key: str) -> tuple[Any, Facts] | None:
     """None for an incomplete cache: a power failure may leave any of the files empty or truncated."""
     try:
-        facts = json.loads((cache / "facts.json").read_text())
-        bad = _Bad(int(facts["badRows"]), str(facts["badRow"]))
-        if facts != _facts(cache, key, bad):
+        facts = read_facts(cache)
+        if facts.key != key or facts.tokenizer_crc32 != _file_crc(cache / TOKENIZER):
             return None
-        return load_tokenizer(cache), _open_stream(cache), bad
-    except (OSError, ValueError, EOFError, KeyError, TypeError, InvalidJob):
+        return load_tokenizer(cache), facts
+    except (OSError, ValueError, EOFError, InvalidJob):
         return None
 
 
-def _open_stream(cache: Path) -> Tokens:
-    """The tokens as a view of their file: pages that are not in use cost no memory."""
-    return np.memmap(cache / TOKENS, dtype=np.uint32, mode="r")
-
-
-def _facts(folder: Path, key: str, bad: _Bad) -> dict[str, Any]:
-    return {
-        "key": key,
-        "crc32": _file_crc(folder / TOKENS),
-        "tokenizerCrc32": _file_crc(folder / "tokenizer.json"),
-        "badRows": bad.rows,
-        "badRow": bad.first,
-    }
-
-
 def _file_crc(path: Path) -> int:
-    crc = 0
-    with path.open("rb") as file:
-        while data := file.read(2**20):
-            crc = zlib.crc32(data, crc)
-    return crc
+    return zlib.crc32(path.read_bytes())
 
 
-def _write_cache(cache: Path, key: str, tokenizer: Any, stream: Iterable[Tokens], bad: _Bad) -> None:
-    """Write the stream to its file; `bad` is complete when that has been read to its end."""
+def _begin_cache(cache: Path, key: str, tokenizer: Any) -> Facts:
+    """One that has the tokenizer and no tokens yet."""
     temporary = cache.with_name(f".tmp-{cache.name}-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    tokenizer.save(str(temporary / "tokenizer.json"))
-    with (temporary / TOKENS).open("wb") as file:
-        for part in stream:
-            file.write(part.data)
-    fsync(temporary / TOKENS)
-    (temporary / "facts.json").write_text(json.dumps(_facts(temporary, key, bad)))
+    tokenizer.save(str(temporary / TOKENIZER))
+    (temporary / TOKENS).touch()
+    facts = Facts(key, _file_crc(temporary / TOKENIZER))
+    facts.write(temporary)
     shutil.rmtree(cache, ignore_errors=True)
     temporary.rename(cache)
+    return facts

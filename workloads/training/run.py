@@ -158,11 +158,21 @@ class Session:
             self._predict(recipe, plan, together)
         with self._measuring("preparation"):
             prepared = self._prepare(corpus, together)
+        with closing(prepared):
+            self._work(recipe, plan, prepared, corpus, together)
+        self._phase("Done", f"{self.spec.steps} steps done; model in {self.places.output}")
+
+    def _work(
+        self, recipe: ModelRecipe, plan: MemoryPlan, prepared: Prepared, corpus: Corpus, together: Together
+    ) -> None:
+        """Train, evaluate and write the result."""
         with self._measuring("start"):
             trainer = self._build(recipe, plan, together)
         try:
             with self._measuring("step"):
                 self._train(trainer, prepared, corpus, together)
+            if together.first:
+                self._tell_bad_rows(prepared)
             evaluation = None
             if together.first or trainer.peers is not None:  # all ranks have a part of the weights
                 with self._measuring("evaluation"):
@@ -178,7 +188,6 @@ class Session:
                 together.wait("over")
         finally:
             trainer.close()
-        self._phase("Done", f"{self.spec.steps} steps done; model in {self.places.output}")
 
     def _join(self) -> Together:
         """Meet the other ranks of the gang, if it is one."""
@@ -419,21 +428,34 @@ class Session:
         cache = self.places.checkpoints / "prepared"
         if not together.first:
             together.wait("prepared")
-        prepared = prepare(self.spec, corpus, self.places.tokenizer, cache, self._share, makes=together.first)
+        prepared = prepare(
+            self.spec,
+            corpus,
+            self.places.tokenizer,
+            cache,
+            self._share,
+            makes=together.first,
+            peers=together if together.size > 1 else None,
+        )
         if together.first:
             together.tell("prepared")
         if together.first or self.plan.sharding == PARAMETERS:
             self.held_out = self._hold_out(corpus)
-        if prepared.bad_rows:
-            self.reporter.note(
-                f"warning: {prepared.bad_rows} rows are not trained on (data.onBadRow: skip), the first: {prepared.bad_row}"
-            )
-        self.status.update(badRows=prepared.bad_rows)
-        rows, length = prepared.packed.sequences.shape
+        rows, length = prepared.packed.there(0).shape
+        more = "" if prepared.rows.over else " to begin with, and more beside the first steps,"
         self.reporter.note(
-            f"{rows} sequences of {length} tokens from {len(corpus.train)} files; {len(corpus.holdout)} held out"
+            f"{rows} sequences of {length} tokens{more} from {len(corpus.train)} files; {len(corpus.holdout)} held out"
         )
         return prepared
+
+    def _tell_bad_rows(self, prepared: Prepared) -> None:
+        """Once everything was read."""
+        prepared.wait_for_all()
+        if prepared.bad.count:
+            self.reporter.note(
+                f"warning: {prepared.bad.count} rows are not trained on (data.onBadRow: skip), the first: {prepared.bad.first}"
+            )
+        self.status.update(badRows=prepared.bad.count)
 
     def _hold_out(self, corpus: Corpus) -> list[Row]:
         """What will be scored at the end; read at the start, so that a bad row there does not end a finished run."""
