@@ -20,6 +20,7 @@ from busbar.workloads.training.plan import (
     COPIES,
     COPY_HEADER_BYTES,
     EVALUATION_BYTES,
+    MAKING_TOKENS_BYTES,
     PARITY_PIECE_BYTES,
     Demand,
     GroupSize,
@@ -130,7 +131,7 @@ def test_bfloat16_keeps_half_a_master_weight_in_the_state() -> None:
 
 def test_a_device_that_is_the_hosts_memory_counts_twice() -> None:
     plan = make_plan(DEMAND, MemoryLimits(None, None, device_is_host=True), "resident")
-    assert plan.host_bytes == plan.device_bytes + plan.host["checkpoint"]
+    assert plan.host_bytes == plan.device_bytes + plan.host["checkpoint"] + MAKING_TOKENS_BYTES
 
 
 CHECKPOINT = 12 * DEMAND.parameters  # fp32 weights and two moments, beside the random state
@@ -142,7 +143,7 @@ def test_the_snapshot_takes_what_the_host_has_left() -> None:
     room = whole.device_bytes + 40 * MIB
     tight = make_plan(DEMAND, MemoryLimits(None, room, device_is_host=True), "resident")
     assert room - tight.snapshot_block_bytes < tight.host_bytes <= room
-    room = whole.device_bytes + 2 * whole.snapshot_block_bytes
+    room = whole.device_bytes + 2 * whole.snapshot_block_bytes + MAKING_TOKENS_BYTES
     assert make_plan(DEMAND, MemoryLimits(None, room, device_is_host=True), "resident").snapshot_blocks == 2
     with pytest.raises(InfeasiblePlan):
         make_plan(DEMAND, MemoryLimits(None, room - 1, device_is_host=True), "resident")
@@ -181,17 +182,18 @@ def test_copies_for_which_there_is_no_room_are_what_is_given_up_first(mode: str)
 def test_the_host_needs_what_its_hungriest_phase_needs() -> None:
     cpu = MemoryLimits(None, None, device_is_host=True)
     step = make_plan(DEMAND, cpu, "resident")
-    assert step.host_bytes == step.phases["step"] == step.device_bytes + step.host["checkpoint"]
-    assert step.phases["start"] == step.phases["step"] - DEMAND.activation_bytes
+    running = step.device_bytes + step.host["checkpoint"]
+    assert step.host_bytes == step.phases["step"] == running + MAKING_TOKENS_BYTES
+    assert step.phases["start"] == running - DEMAND.activation_bytes
     evaluating = make_plan(replace(DEMAND, evaluation_bytes=70 * MIB), cpu, "resident")
     assert evaluating.device["activations"] == 70 * MIB
     assert (
         evaluating.host_bytes
         == evaluating.phases["evaluation"]
-        == evaluating.phases["step"] + EVALUATION_BYTES
+        == evaluating.phases["step"] - MAKING_TOKENS_BYTES + EVALUATION_BYTES
     )
     gpu = make_plan(replace(DEMAND, dtype="bfloat16"), MemoryLimits(None, 112 * MIB, False), "resident")
-    assert gpu.phases["export"] == gpu.phases["step"] + 2 * DEMAND.parameters
+    assert gpu.phases["export"] == gpu.phases["step"] - MAKING_TOKENS_BYTES + 2 * DEMAND.parameters
     model = billions(20)
     large = make_plan(model, MemoryLimits(None, 60 * 2**30, False), "resident")
     assert large.phases["start"] >= 2 * model.parameters  # the model is made on the host

@@ -20,7 +20,7 @@ from busbar.workloads.training.control import Control
 from busbar.workloads.training.corpus import Corpus, open_corpus
 from busbar.workloads.training.encoding import Encode, Encoded
 from busbar.workloads.training.environment import run_from_manifest
-from busbar.workloads.training.errors import InvalidJob
+from busbar.workloads.training.errors import InvalidJob, Superseded
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.packing import START, Packed, Place, Tokens, pack
 from busbar.workloads.training.preparation import Prepared, prepare
@@ -125,6 +125,21 @@ def test_a_maker_that_was_stopped_anywhere_goes_on_and_counts_bad_rows_once(
     facts = token_file.read_facts(folder)
     assert (facts.over, facts.tokens * 4) == (True, len(expected) == there * 4 and len(expected))
     assert facts.bad.count == (1 if corpus.has_rows else 0)
+
+
+def test_a_start_that_was_shut_out_writes_down_nothing_more(tmp_path: Path) -> None:
+    corpus = open_corpus("pvc://text", with_text(tmp_path) / "text", 0.0)
+    folder = tmp_path / "made"
+    folder.mkdir()
+    (folder / token_file.TOKENS).touch()
+
+    def refuse() -> None:
+        raise Superseded("attempt 2 writes here")
+
+    maker = Maker(folder, Facts("key", 0), BadRows(), parts_of(corpus, BadRows()), refuse)
+    with pytest.raises(Superseded, match="attempt 2 writes here"):
+        maker.until(10**9)
+    assert not (folder / token_file.FACTS).exists()
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut off"])

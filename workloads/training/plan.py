@@ -34,9 +34,10 @@ The host needs the most of what the phases of a run need (`MemoryPlan.phases`), 
     preparation   tokenizer and one piece of text; tokens go to a file
     start         the model as it was made, w P (and the base), and on a CPU the parameters that it moves into; after that, and
                   not beside it, the rest of a step but its activations
-    step          D (on a CPU) and H; the same while a snapshot is taken and while a checkpoint is read
-    evaluation    as a step, and the counts of n-grams; its activations are in `activations`
-    export        as a step, and on a GPU the part of the weights that is written at once
+    step          D (on a CPU) and H, and a piece of text that is tokenized beside it; the same while a snapshot is taken and
+                  while a checkpoint is read
+    evaluation    D and H, and the counts of n-grams; its activations are in `activations`
+    export        D and H, and on a GPU the part of the weights that is written at once
 
 `auto` moves state to the host only as far as needed, last groups first: the next forward needs them last
 (the placement rule for overlapped updates). Activations are recomputed where the job says so, or says `auto` and no
@@ -68,6 +69,9 @@ ALIGN_BYTES = 256
 PREPARATION_BYTES = (
     96 * 2**20
 )  # 45 MiB were measured, 72 with tables; the text that a tokenizer is trained on is bounded
+MAKING_TOKENS_BYTES = (
+    32 * 2**20
+)  # a piece of text while it is tokenized beside the first steps; 22 MiB were measured
 EVALUATION_BYTES = 80 * 2**20  # counts of n-grams, of which there are as many as held-out bytes at most
 EXPORT_BYTES = 2**30  # weights that are written at once
 MIN_BLOCK, MAX_BLOCK = 256 * 1024, 4 * 2**20
@@ -471,7 +475,7 @@ def assemble(demand: Demand, limits: MemoryLimits, placed: MemoryPlan, moving: i
     copies = {"copies": copy_bytes(demand)} if demand.memory_copies else {}
     others = sum(placed.host.values()) + sum(copies.values()) + device_bytes
     beside = {
-        "step": 0,
+        "step": MAKING_TOKENS_BYTES,
         "evaluation": EVALUATION_BYTES if demand.evaluation_bytes else 0,
         "export": 0 if limits.device_is_host else min(demand.model_bytes, EXPORT_BYTES),
     }

@@ -76,6 +76,7 @@ def prepare(
     *,
     makes: bool = True,
     peers: Peers | None = None,
+    confirm: Callable[[], object] = lambda: None,
 ) -> Prepared:
     """Tokenizer and packed tokens, from `cache` as far as it holds this run's. Raises InvalidJob.
 
@@ -84,6 +85,7 @@ def prepare(
     Args:
         makes: make them; of a gang rank 0 does.
         peers: its other ranks.
+        confirm: raises where this process may no longer write there.
     """
     length = spec.data.sequence_length
     wanted = tokens_for(spec.steps, spec.batch.sequences, length)
@@ -108,7 +110,7 @@ def prepare(
     if makes:
         end = end_of_text_id(tokenizer)
         parts = pack(order, encoder(tokenizer), end, wanted, length, bad.add, facts.place)
-        source = maker = Maker(cache, facts, bad, parts)
+        source = maker = Maker(cache, facts, bad, parts, confirm)
         _wait_for_first(maker, min(wanted, window_sequences(length, spec.batch.sequences) * length), progress)
         source = maker if peers is None else Announced(cache, maker, peers)
     else:

@@ -436,6 +436,7 @@ class Session:
             self._share,
             makes=together.first,
             peers=together if together.size > 1 else None,
+            confirm=self.fence.check,
         )
         if together.first:
             together.tell("prepared")

@@ -90,14 +90,21 @@ class Maker:
     """Makes what is missing of a stream, in a thread of its own."""
 
     def __init__(
-        self, folder: Path, facts: Facts, bad: BadRows, parts: Iterator[tuple[Tokens, Place | None]]
+        self,
+        folder: Path,
+        facts: Facts,
+        bad: BadRows,
+        parts: Iterator[tuple[Tokens, Place | None]],
+        confirm: Callable[[], object] = lambda: None,
     ) -> None:
         """
         Args:
             facts: what is there already; it may be all.
             bad: counts the rows that `parts` leaves out.
             parts: the tokens behind that.
+            confirm: raises where this process may no longer write to `folder`.
         """
+        self._confirm = confirm
         self._folder, self._facts, self._bad, self._parts = folder, facts, bad, parts
         self._changed = threading.Condition()
         self._there, self._over = facts.tokens, facts.over
@@ -153,6 +160,7 @@ class Maker:
         self._tell(there, over=True)
 
     def _keep(self, facts: Facts) -> None:
+        self._confirm()
         fsync(self._folder / TOKENS)
         facts.write(self._folder)
 
