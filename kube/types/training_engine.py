@@ -193,6 +193,18 @@ class DataSource(SpecModel):
             message="data.fields are of rows, and plain text has none; remove it, or set format: jsonl",
             holds=lambda data: data.fields is None or data.format is not DataFormat.TEXT,
         ),
+        Rule(
+            cel="!has(self.chatTemplate) || !has(self.format) || self.format != 'text'",
+            message="data.chatTemplate is set, and plain text has no conversations; remove it, or set format: jsonl",
+            holds=lambda data: data.chat_template is None or data.format is not DataFormat.TEXT,
+        ),
+        Rule(
+            cel="!has(self.chatTemplate) || !has(self.fields) || has(self.fields.messages)",
+            message="data.chatTemplate is set, and data.fields does not name messages; name it, or remove the template",
+            holds=lambda data: (
+                data.chat_template is None or data.fields is None or data.fields.messages is not None
+            ),
+        ),
     )
 
     uri: DataUri = Field(
@@ -208,6 +220,11 @@ class DataSource(SpecModel):
     fields: DataFields | None = Field(
         default=None,
         description="Names of the fields of a row; default text, or prompt and completion, or messages.",
+    )
+    chat_template: Annotated[str, Field(min_length=1, max_length=32_768)] | None = Field(
+        default=None,
+        description="A Jinja template for conversations, as transformers has them, in the place of the tokenizer's own; it is "
+        "written to the output. Default the tokenizer's.",
     )
     on_bad_row: BadRow = Field(
         default=BadRow.FAIL,

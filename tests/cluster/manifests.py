@@ -115,6 +115,7 @@ def engine_job_from_weights() -> JSON:
         "uri": "pvc://corpus/rows.jsonl",
         "format": "jsonl",
         "fields": {"text": "body", "prompt": "question", "completion": "answer", "messages": "turns"},
+        "chatTemplate": "{% for m in messages %}{{ m.content }}{% endfor %}",
         "onBadRow": "skip",
     }
     spec["engine"]["lengthWarmup"] = {"start": 8, "steps": 1}

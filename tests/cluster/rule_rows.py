@@ -201,6 +201,30 @@ TRAINING = (
     ),
     Row(
         m.engine_job_with_adapters,
+        "spec.engine.adapters[].data",
+        "plain text has no conversations",
+        {"spec/engine/adapters": [{"name": "a", "data": {**DATA, "format": "text", "chatTemplate": "x"}}]},
+        {"spec/engine/adapters": [{"name": "a", "data": {**DATA, "format": "jsonl", "chatTemplate": "x"}}]},
+        blames="spec.engine.adapters[0].data",
+    ),
+    Row(
+        m.engine_job_with_adapters,
+        "spec.engine.adapters[].data",
+        "data.fields does not name messages",
+        {
+            "spec/engine/adapters": [
+                {"name": "a", "data": {**DATA, "fields": {"text": "t"}, "chatTemplate": "x"}}
+            ]
+        },
+        {
+            "spec/engine/adapters": [
+                {"name": "a", "data": {**DATA, "fields": {"messages": "t"}, "chatTemplate": "x"}}
+            ]
+        },
+        blames="spec.engine.adapters[0].data",
+    ),
+    Row(
+        m.engine_job_with_adapters,
         "spec.engine.adapters[].data.fields",
         "at least one of text, completion and messages",
         {"spec/engine/adapters": [{"name": "a", "data": {**DATA, "fields": {}}}]},
@@ -430,14 +454,32 @@ TRAINING = (
         m.engine_job_from_weights,
         "spec.engine.data",
         "plain text has none",
-        {"spec/engine/data/format": "text"},
+        {"spec/engine/data/format": "text", "spec/engine/data/chatTemplate": ...},
+        {
+            "spec/engine/data/format": "text",
+            "spec/engine/data/chatTemplate": ...,
+            "spec/engine/data/fields": ...,
+        },
+    ),
+    Row(
+        m.engine_job_from_weights,
+        "spec.engine.data",
+        "plain text has no conversations",
         {"spec/engine/data/format": "text", "spec/engine/data/fields": ...},
+        {"spec/engine/data/fields": ...},
+    ),
+    Row(
+        m.engine_job_from_weights,
+        "spec.engine.data",
+        "data.fields does not name messages",
+        {"spec/engine/data/fields": {"text": "body"}},
+        {"spec/engine/data/fields": {"messages": "turns"}},
     ),
     Row(
         m.engine_job_from_weights,
         "spec.engine.data.fields",
         "at least one of text, completion and messages",
-        {"spec/engine/data/fields": {}},
+        {"spec/engine/data/fields": {}, "spec/engine/data/chatTemplate": ...},
         {"spec/engine/data/fields": {"messages": "turns"}},
     ),
     Row(
@@ -445,7 +487,7 @@ TRAINING = (
         "spec.engine.data.fields",
         "named together",
         {"spec/engine/data/fields/prompt": ...},
-        {"spec/engine/data/fields": {"prompt": "q", "completion": "a"}},
+        {"spec/engine/data/fields": {"prompt": "q", "completion": "a", "messages": "turns"}},
     ),
     Row(
         m.template_job,

@@ -264,6 +264,45 @@ def test_what_a_chat_template_refuses_is_a_bad_row(tmp_path: Path) -> None:
     assert "is refused by the chat template: roles must alternate" in str(refusals[0])
 
 
+def rendered(chat: ChatTemplate, tmp_path: Path) -> list[tuple[str, list[str]]]:
+    """The text of each conversation, and its answers."""
+    path = write_rows(tmp_path / "a.jsonl", [{"messages": messages} for messages in CONVERSATIONS])
+    pieces = Document("a.jsonl", path, rows=RowReader(chat=chat)).pieces()
+    return [(piece.row.text, [part.text for part in piece.row.parts if part.learned]) for piece in pieces]
+
+
+@pytest.mark.parametrize("own", [MARKED, UNMARKED], ids=["marked", "unmarked"])
+@pytest.mark.parametrize("of_tokenizer", [None, "{{ messages[0].content }}"], ids=["none", "another"])
+def test_the_jobs_own_template_counts_whether_the_tokenizer_has_one_or_is_trained_here(
+    own: str, of_tokenizer: str | None, tmp_path: Path
+) -> None:
+    folder = save_tokenizer(tmp_path / "tokenizer", own)
+    expected = rendered(ChatTemplate(folder), tmp_path)
+    other = save_tokenizer(tmp_path / "other", of_tokenizer)
+    assert rendered(ChatTemplate(other, own), tmp_path) == expected
+    assert rendered(ChatTemplate(None, own), tmp_path) == expected
+    digests = {ChatTemplate(place, given).digest for place in (folder, None) for given in (own, "x", None)}
+    assert len(digests) == 6
+
+
+def test_a_template_that_is_none_ends_the_job_also_where_bad_rows_are_left_out(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.jsonl", [{"messages": CONVERSATIONS[0]}])
+    reader = RowReader(chat=ChatTemplate(None, "{% for m in messages %}"), skips=True)
+    with pytest.raises(InvalidJob, match=r"data\.chatTemplate: the chat template is no template"):
+        list(Document("a.jsonl", path, rows=reader).pieces())
+
+
+def test_a_run_writes_the_jobs_template_beside_its_tokenizer(tmp_path: Path) -> None:
+    write_rows(tmp_path / "text/a.jsonl", [{"messages": CONVERSATIONS[0]}] * 40)
+    data = {"uri": "pvc://text", "sequenceLength": SEQUENCE, "holdoutFraction": 0, "chatTemplate": MARKED}
+    document = manifest(steps=4, data=data, tokenizer={"train": {"vocabSize": 290}})
+    status, log = Status(), io.StringIO()
+    described = run_from_manifest(document, tmp_path, None, {})
+    assert run(described, status, Control(), Lines("rows", log)) == 0, log.getvalue()
+    loaded: Any = PreTrainedTokenizerFast.from_pretrained(described.places.output)
+    assert loaded.get_chat_template() == MARKED
+
+
 @pytest.mark.parametrize("saved", [False, True], ids=["trained", "saved"])
 def test_conversations_need_a_chat_template(saved: bool, tmp_path: Path) -> None:
     folder = save_tokenizer(tmp_path / "tokenizer", None) if saved else None

@@ -14,32 +14,39 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.rows import BadRow, Part, Row
+from busbar.workloads.training.tokenizer import END_OF_TEXT
 
 FIELD = "spec.engine.data.uri"
-FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+TEMPLATE = "chat_template.jinja"  # of the files of a tokenizer the one that counts
+FILES = ("tokenizer_config.json", "special_tokens_map.json", TEMPLATE)
+OWN_FIELD = "spec.engine.data.chatTemplate"
 MAX_CHARACTERS = 2**20  # of a rendered conversation, which is tokenized as a whole
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 Spans = list[tuple[int, int]]
 
 
 class ChatTemplate:
-    """The template of the tokenizer in `folder`; None: of one that is trained here, which has none."""
+    """The template of the tokenizer in `folder` (None: of one that is trained here, which has none), or one of the job's `own`."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, own: str | None = None) -> None:
+        self._folder, self._own = folder, own
         self._marks_answers = False
 
     @property
     def digest(self) -> str | None:
         """Of the files that decide how a conversation is rendered."""
-        if self._folder is None:
+        if self._folder is None and self._own is None:
             return None
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(b"" if self._own is None else self._own.encode() + b"\0")
         for name in FILES:
-            path = self._folder / name
-            digest.update(name.encode() + b"\0" + (path.read_bytes() if path.is_file() else b""))
+            path = None if self._folder is None else self._folder / name
+            digest.update(name.encode() + b"\0" + (path.read_bytes() if path and path.is_file() else b""))
         return digest.hexdigest()
 
     def row(self, messages: Sequence[Any]) -> Row:
@@ -49,6 +56,12 @@ class ChatTemplate:
             text, spans = (_marked if self._marks_answers else _render)(tokenizer, list(messages))
         except BadRow:
             raise
+        except TemplateSyntaxError as problem:
+            raise InvalidJob(
+                FIELD if self._own is None else OWN_FIELD,
+                f"the chat template is no template: {problem!s:.200}",
+                "correct it",
+            ) from problem
         except Exception as problem:  # templates are programs, and say no in any way they like
             raise BadRow(f"is refused by the chat template: {problem!s:.200}", "correct it") from problem
         if len(text) > MAX_CHARACTERS:
@@ -64,24 +77,36 @@ class ChatTemplate:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        if self._folder is None:
-            raise InvalidJob(
-                FIELD,
-                "holds conversations, and a tokenizer that is trained here has no chat template",
-                "name one that has it in tokenizer.uri or model.uri, or write prompt and completion",
-            )
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+        if self._folder is None:
+            if self._own is None:
+                raise InvalidJob(
+                    FIELD,
+                    "holds conversations, and a tokenizer that is trained here has no chat template",
+                    "write one in data.chatTemplate, name a tokenizer that has it in tokenizer.uri or model.uri, or write prompt "
+                    "and completion",
+                )
+            self._marks_answers = _GENERATION.search(self._own) is not None
+            made: Any = PreTrainedTokenizerFast
+            return made(
+                tokenizer_object=Tokenizer(BPE()),
+                bos_token=END_OF_TEXT,
+                eos_token=END_OF_TEXT,
+                chat_template=self._own,
+            )
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(
                 str(self._folder), local_files_only=True, trust_remote_code=False
             )
+            if self._own is not None:
+                tokenizer.chat_template = self._own
             template = tokenizer.get_chat_template()
         except Exception as problem:  # of the library, or of a file that it reads
             raise InvalidJob(
                 FIELD,
                 f"holds conversations, and the tokenizer in {self._folder} has no chat template: {problem!s:.200}",
-                "add its chat_template.jinja, or write prompt and completion",
+                "write one in data.chatTemplate, add its chat_template.jinja, or write prompt and completion",
             ) from problem
         self._marks_answers = _GENERATION.search(template) is not None
         return tokenizer

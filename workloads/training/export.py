@@ -19,6 +19,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from busbar.workloads.training import adapter as adapters
+from busbar.workloads.training.chat import TEMPLATE
 from busbar.workloads.training.durable import fsync
 from busbar.workloads.training.settings import Adapter
 from busbar.workloads.training.tokenizer import save_tokenizer
@@ -40,6 +41,7 @@ def export(
     saved_tokenizer: Path | None = None,
     adapter: Adapter | None = None,
     confirm: Callable[[], object] = lambda: None,
+    chat_template: str | None = None,
 ) -> None:
     """Write weights, configs, tokenizer and `busbar.json` (what was trained, and its scores) to `output`.
 
@@ -49,6 +51,7 @@ def export(
     Args:
         saved_tokenizer: the folder of the tokenizer, whose files are taken as they are (with the chat template).
         confirm: called before the old result is replaced; raises where it must not be.
+        chat_template: in the place of the saved tokenizer's own.
     """
     from transformers.utils.logging import disable_progress_bar
 
@@ -63,6 +66,8 @@ def export(
         model.save_pretrained(staging, state_dict=_views(model), max_shard_size=SHARD_BYTES)  # type: ignore[operator]
     context = getattr(model.config, "max_position_embeddings", sequence)
     save_tokenizer(tokenizer, staging, int(context), saved_tokenizer)
+    if chat_template is not None:
+        (staging / TEMPLATE).write_text(chat_template)
     (staging / "busbar.json").write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
     for file in staging.rglob("*"):
         file.chmod(0o755 if file.is_dir() else 0o644)  # another pod, with another uid, will read it

@@ -38,6 +38,7 @@ def facts_of(
 ) -> dict[str, Any]:
     """What is written into every checkpoint of the run."""
     base = None if run.spec.adapter is None else run.places.model  # whose weights are not in its checkpoints
+    template = ChatTemplate(run.places.tokenizer, run.spec.data.chat_template)
     return {
         "format": FORMAT,
         "identity": run.spec.identity,
@@ -45,7 +46,7 @@ def facts_of(
         "numerics": _numerics(run, device),
         "corpus": corpus.digest,
         "tokenizer": prepared.tokenizer_hash,
-        "chatTemplate": ChatTemplate(run.places.tokenizer).digest if corpus.has_rows else None,
+        "chatTemplate": template.digest if corpus.has_rows else None,
         "base": None if base is None else weights_identity(base),
         "frozen": frozen_digest(model) if run.spec.freeze else None,  # nor are these
         "attempt": run.attempt,

@@ -205,6 +205,7 @@ def _data(data: DataFields) -> DataSource:
         format=None if data.format is None else data.format.value,
         fields=Fields() if data.fields is None else _names(data.fields),
         skips_bad_rows=data.on_bad_row is BadRow.SKIP,
+        chat_template=data.chat_template,
     )
 
 

@@ -157,7 +157,7 @@ def _key(spec: EngineSpec, corpus: Corpus, saved_tokenizer: Path | None, wanted:
     parts = [3, corpus.digest, spec.tokenizer.vocab_size, saved, spec.seed, wanted]
     if corpus.has_rows:
         data = spec.data
-        template = ChatTemplate(saved_tokenizer).digest
+        template = ChatTemplate(saved_tokenizer, data.chat_template).digest
         parts += [data.sequence_length, data.skips_bad_rows, dataclasses.astuple(data.fields), template]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

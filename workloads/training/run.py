@@ -256,7 +256,9 @@ class Session:
             self.places.data,
             data.holdout_fraction,
             self.places.data_root,
-            rows=RowReader(data.fields, ChatTemplate(self.places.tokenizer), data.skips_bad_rows),
+            rows=RowReader(
+                data.fields, ChatTemplate(self.places.tokenizer, data.chat_template), data.skips_bad_rows
+            ),
             form=data.format,
         )
         for note in corpus.notes:
@@ -616,6 +618,7 @@ class Session:
             self.places.tokenizer,
             self.spec.adapter,
             self.fence.check,
+            self.spec.data.chat_template,
         )
 
 

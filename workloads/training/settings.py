@@ -56,6 +56,7 @@ class DataSource:
     format: str | None = None  # text | jsonl; None: by each file's ending
     fields: Fields = Fields()
     skips_bad_rows: bool = False
+    chat_template: str | None = None  # in the place of the tokenizer's own
 
 
 @dataclass(frozen=True)
