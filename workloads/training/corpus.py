@@ -16,6 +16,7 @@ import hashlib
 import os
 import sysconfig
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from busbar.workloads.training.text_files import (
 )
 
 PIECE_BYTES = 256 * 1024
+READERS = 4  # files that are read at once for their checksum
 _FOREIGN = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
@@ -303,13 +305,18 @@ def _last_character(data: bytes) -> int:
 
 def _digest(documents: list[Document]) -> str:
     digest = hashlib.sha256()
-    for document in documents:
-        digest.update(os.fsencode(document.name) + b"\0")  # a file's name need not be Unicode
-        is_named_so = document.path.suffix in RECORD_SUFFIXES
-        if (document.rows is not None) != is_named_so:  # which others read in the other way
-            digest.update(b"text\0" if is_named_so else b"records\0")
-        if document.table is not None and document.table.only is not None:
-            digest.update("\0".join(sorted(document.table.only)).encode() + b"\0")
-        with document.path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+    with ThreadPoolExecutor(READERS) as pool:
+        for document, content in zip(documents, pool.map(_content, documents), strict=True):
+            digest.update(os.fsencode(document.name) + b"\0")  # a file's name need not be Unicode
+            is_named_so = document.path.suffix in RECORD_SUFFIXES
+            if (document.rows is not None) != is_named_so:  # which others read in the other way
+                digest.update(b"text\0" if is_named_so else b"records\0")
+            if document.table is not None and document.table.only is not None:
+                digest.update("\0".join(sorted(document.table.only)).encode() + b"\0")
+            digest.update(content)
     return digest.hexdigest()
+
+
+def _content(document: Document) -> bytes:
+    with document.path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
