@@ -46,6 +46,9 @@ class Done(Event):
     def wait(self) -> None:
         return
 
+    def is_set(self) -> bool:
+        return True
+
 
 class State:
     """Blocks of a state in memory."""

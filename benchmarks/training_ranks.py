@@ -10,8 +10,8 @@ engine adding them up after it.
     python benchmarks/training_ranks.py --link --output benchmarks/results/training_ranks_link.json
 
 The engine alone, on an emulated link: an exchange of gradients or weights is done for real, and takes as long as its bytes
-need at a rate at which all of a step's take --share of the seconds that the step takes without the link. Beside the two ways
-stands what no order of the same work can be below: the longer of both times, and those exchanges of the first group that
+need at a rate at which all of a step's take --share of the seconds that the step takes without the link. --schedule gated has
+updates beside the next forward pass as well. Beside the three ways stands what no order of the same work can be below: the longer of both times, and those exchanges of the first group that
 nothing runs beside: its weights come first, and its gradients last.
 
     python benchmarks/training_ranks.py --predict --output benchmarks/results/training_ranks_predicted.json
@@ -53,7 +53,7 @@ from busbar.workloads.training.packing import Packed
 from busbar.workloads.training.plan import MemoryLimits
 from busbar.workloads.training.prediction import Prediction, Probe, predict
 from busbar.workloads.training.ranks import Gang, Pending
-from busbar.workloads.training.settings import GRADIENTS, OPTIMIZER, PARAMETERS
+from busbar.workloads.training.settings import BLOCKING, GATED, GRADIENTS, OPTIMIZER, PARAMETERS
 from busbar.workloads.training.trainer import Trainer
 
 RANKS, CPU = 2, torch.device("cpu")
@@ -71,11 +71,16 @@ MODEL = CONFIG | {"vocab_size": VOCABULARY}
 SHARDINGS = (OPTIMIZER, GRADIENTS, PARAMETERS)
 LINKS = {"no link": float("inf"), "100 MB/s": 100e6, "30 MB/s": 30e6}
 WARM_UP, BAR = 3, 0.15
-AFTER, BESIDE = "between the passes", "beside them"
+AFTER, GRADIENTS_BESIDE, BESIDE = "between the passes", "gradients alone beside them", "beside them"
 Step = Callable[[int], float]  # of step n: the loss
 
 
-def spec(order: str, micro_batch: int = SEQUENCES // RANKS, sharding: str = OPTIMIZER) -> Any:
+def spec(
+    order: str,
+    micro_batch: int = SEQUENCES // RANKS,
+    sharding: str = OPTIMIZER,
+    schedule: str = BLOCKING,
+) -> Any:
     return parse_engine(
         {
             "model": {"config": dict(CONFIG)},
@@ -85,6 +90,7 @@ def spec(order: str, micro_batch: int = SEQUENCES // RANKS, sharding: str = OPTI
             "batch": {"sequences": SEQUENCES, "microBatch": micro_batch},
             "optimizer": {"learningRate": 1e-3, "schedule": "constant", "gradientClip": 1.0},
             "mode": "resident",
+            "schedule": schedule,
             "parallelism": {"order": order, "sharding": sharding},
         }
     )
@@ -104,8 +110,8 @@ def engine(gang: Gang, order: str, *, early: bool = True) -> tuple[Step, int]:
     return lambda step: trainer.step(data).loss, state
 
 
-def engine_trainer(gang: Gang, order: str) -> tuple[Trainer, int]:
-    asked = spec(order)
+def engine_trainer(gang: Gang, order: str, schedule: str = BLOCKING) -> tuple[Trainer, int]:
+    asked = spec(order, schedule=schedule)
     recipe = open_model(asked, None, VOCABULARY, 0)
     plan = make_plan(measure_demand(recipe, asked, CPU, RANKS), MemoryLimits(None, None, True), "resident")
     trainer = Trainer(asked, recipe, plan, CPU, ranks=gang)
@@ -146,10 +152,10 @@ class _Paced:
         time.sleep(max(0.0, self._over - time.monotonic()))
 
 
-def measure_link(gang: Gang, rounds: int, steps: int, share: float) -> dict[str, Any]:
+def measure_link(gang: Gang, rounds: int, steps: int, share: float, schedule: str) -> dict[str, Any]:
     """Seconds per step with gradients and weights exchanged between the passes and beside them, with the link and without it,
     turn by turn."""
-    ways = {way: _linked(gang, way) for way in (AFTER, BESIDE)}
+    ways = {way: _linked(gang, way, schedule) for way in (AFTER, GRADIENTS_BESIDE, BESIDE)}
     data, seconds = packed(), {(way, paced): list[float]() for way in ways for paced in (False, True)}
     groups = ways[AFTER][0].groups
     sizes = [
@@ -182,11 +188,13 @@ def measure_link(gang: Gang, rounds: int, steps: int, share: float) -> dict[str,
     }
 
 
-def _linked(gang: Gang, way: str) -> tuple[Trainer, Linked]:
+def _linked(gang: Gang, way: str, schedule: str) -> tuple[Trainer, Linked]:
     link = Linked(gang)
-    trainer, _ = engine_trainer(link, "fast")  # type: ignore[arg-type]
+    trainer, _ = engine_trainer(link, "fast", schedule)  # type: ignore[arg-type]
     if way == AFTER:
         _exchange_between(trainer)
+    elif way == GRADIENTS_BESIDE:
+        trainer.gates.ahead = False
     return trainer, link
 
 
@@ -340,6 +348,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=5, help="of each way in a round")
     parser.add_argument("--link", action="store_true", help="the engine on an emulated link")
+    parser.add_argument("--schedule", choices=(BLOCKING, GATED), default=BLOCKING, help="on that link")
     parser.add_argument("--share", type=float, default=0.4, help="of a step, that its exchanges take")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--predict", action="store_true", help="predicted beside measured seconds")
@@ -356,11 +365,14 @@ def main() -> None:
         )
         return
     if given.link:
-        found = run_gang(RANKS, measure_link, given.rounds, given.steps, given.share)
-        after, beside = (max(each["secondsPerStep"][way] for each in found) for way in (AFTER, BESIDE))
+        found = run_gang(RANKS, measure_link, given.rounds, given.steps, given.share, given.schedule)
+        after, gradients, beside = (
+            max(each["secondsPerStep"][way] for each in found) for way in (AFTER, GRADIENTS_BESIDE, BESIDE)
+        )
         bound = max(each["bound"] for each in found)
         ratios = {
             "afterToBeside": round(after / beside, 3),
+            "gradientsAloneToBeside": round(gradients / beside, 3),
             "besideToBound": round(beside / bound, 3),
             "afterToBound": round(after / bound, 3),
         }

@@ -90,7 +90,7 @@ class Sharing:
     gradients_beside: bool
     """Sums of gradients are exchanged beside the last backward pass."""
     weights_beside: bool
-    """Updated weights come beside the forward pass of the group before."""
+    """Updated weights come beside the forward pass of the group before, as far as their updates are over by then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ state the gated step comes to max(compute, state bytes / link), and with few to 
 Where several processes share a step, the link between them is one more engine (`exchange` says for how long):
 
     gather   of a group's updated weights: when the forward pass comes to it, which waits for it; with `weights` beside the
-             passes when it comes to the group before
+             passes when it comes to the group before, if this one is updated by then
     reduce   of a group's gradients: behind all backward passes; with `gradients` beside the last one of them when that has
              computed the group and the exchange of the group behind is over, for which it waits
 """
@@ -178,9 +178,12 @@ class _Clock:
         for index, group in enumerate(self._groups):
             here = self._gather(index) if ahead is None else ahead
             self.now = max(self.now, here)
-            last = index + 1 == len(self._groups)
-            ahead = self._gather(index + 1) if self._beside.weights and not last else None
+            ahead = self._gather(index + 1) if self._comes_ahead(index + 1) else None
             self.now += group.forward_s
+
+    def _comes_ahead(self, index: int) -> bool:
+        """Whether the group's weights are gathered while the one before it is computed with."""
+        return self._beside.weights and index < len(self._groups) and self._updated[index] <= self.now
 
     def _gather(self, index: int) -> float:
         self.now = max(self.now, self._updated[index])

@@ -296,6 +296,9 @@ class Done(Event):
     def wait(self) -> None:
         return
 
+    def is_set(self) -> bool:
+        return True
+
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,9 @@ class _Done(Event):
     def wait(self) -> None:
         return
 
+    def is_set(self) -> bool:
+        return True
+
 
 class _State:
     """Blocks of a state whose every number is `value`."""

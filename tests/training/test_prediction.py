@@ -153,11 +153,11 @@ def test_a_step_of_a_gang_has_its_exchanges(sharding: str, count: int, order: st
     assert "go to the other ranks in" in found.explain()
 
 
-def test_updates_beside_the_next_pass_leave_the_gathers_to_wait_for() -> None:
+def test_weights_that_are_updated_before_the_next_pass_comes_to_them_are_gathered_beside_it() -> None:
     plan, demand = laid_out("resident", ranks=2, schedule="gated")
     found = predict(plan, demand, replace(FAST, links=LINKS), micro_batches(2, 2))
     first_update = (3 * 0.25 + 0.5) / 2 / 5  # of the first group, which alone nothing hides
-    assert found.step_s == pytest.approx(10.5 + first_update + SUMS_BESIDE + 5 * 0.25)
+    assert found.step_s == pytest.approx(10.5 + first_update + SUMS_BESIDE + GATHERS_BESIDE)
 
 
 def test_a_gang_whose_links_are_not_known_has_no_prediction() -> None:

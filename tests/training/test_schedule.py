@@ -275,3 +275,31 @@ def test_checkpoints_and_the_result_hold_whole_steps(tmp_path: Path, monkeypatch
     assert status.to_json()["replayMismatches"] == 0
     first, second = (load_file(tmp_path / run / "out/model/model.safetensors") for run in ("whole", "halves"))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_weights_whose_update_is_not_over_are_gathered_when_the_pass_comes_to_them() -> None:
+    trainer, gathers = make_trainer(engine(steps=STEPS), "resident"), Gathers()
+    log, inner = gathers.log, blocks(trainer.model)
+    gates = Gates(trainer.model, trainer.groups, CallerStream(), gathers.begin, ahead=True)
+    names = [flat.group.name for flat in trainer.groups]
+    events = [threading.Event() for _ in names]
+    late = events[names.index("block-1")]
+    for event in events:
+        if event is not late:
+            event.set()
+
+    def computed(*_: Any) -> None:
+        log.append("computed block-0")
+        late.set()
+
+    inner[0].register_forward_hook(computed)
+    inner[1].register_forward_hook(lambda *_: log.append("computed block-1"))
+    gates.shut(events)
+    with torch.no_grad():
+        trainer.model(torch.zeros(1, 8, dtype=torch.long))
+    shown = [each for each in log if "embedding" not in each and each != "end head"]
+    assert shown == [
+        "begin block-0", "end block-0", "computed block-0",
+        "begin block-1", "end block-1", "begin head", "computed block-1",
+    ]  # fmt: skip
+    trainer.close()

@@ -24,6 +24,9 @@ class Event(Protocol):
     def wait(self) -> object:
         """Block the host until the work before the event is done; on a CPU raises what that work raised."""
 
+    def is_set(self) -> bool:
+        """Whether it is done."""
+
 
 class Stream(Protocol):
     def submit(self, work: Callable[[], object]) -> None:
@@ -127,6 +130,9 @@ class _WorkerEvent:
         self._happened.wait()
         self._stream.raise_failure()
 
+    def is_set(self) -> bool:
+        return self._happened.is_set()
+
 
 def _is_signal(work: Callable[[], object]) -> bool:
     return isinstance(getattr(work, "__self__", None), _WorkerEvent)
@@ -138,6 +144,9 @@ class CudaEvent:
 
     def wait(self) -> None:
         self.event.synchronize()
+
+    def is_set(self) -> bool:
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
 
 
 class CudaStream:

@@ -4,8 +4,8 @@ Each group of weights has a gate. A forward pass reaches the gates in forward or
 begins, that of what follows the blocks when the last one has ended, and in any case when a module that owns weights
 outside the blocks begins. On a GPU the stream waits, not the host.
 
-Where the other ranks' part of a group is then gathered, and all updates are over before the pass, that of the next group
-begins with each gate, so that it comes while this group is computed with.
+Where the other ranks' part of a group is then gathered, that of the next group begins with each gate, if its update is over
+by then, so that it comes while this group is computed with. Ranks may differ in when they begin, not in the order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Gates:
         Args:
             stream: where the forward pass runs.
             passed: called for each group in order, when it was updated; what it began has to end before the group is used.
-            ahead: call it for a group when the gate before is reached.
+            ahead: call it for a group when the gate before is reached, if it was updated by then.
         """
         self._groups, self._stream, self._passed, self._clock = groups, stream, passed, clock
         self.ahead = ahead
@@ -63,7 +63,7 @@ class Gates:
             if pending is not None:
                 pending.wait()
             self._next += 1
-            if self.ahead and self._next < len(self._events):
+            if self.ahead and self._next < len(self._events) and self._events[self._next].is_set():
                 self._begun = self._next, self._begin(self._next)
         if self._clock is not None:
             self._clock.ended("wait")

@@ -80,8 +80,8 @@ class Prediction:
         )
 
 
-def sharing_of(demand: Demand, division: Division, *, gated: bool) -> Sharing:
-    """How the ranks of `demand` share a step; `gated` says whether updates run beside the next one."""
+def sharing_of(demand: Demand, division: Division) -> Sharing:
+    """How the ranks of `demand` share a step."""
     whole = division.sequence == 1  # ranks that share sequences exchange these meanwhile
     return Sharing(
         demand.ranks,
@@ -90,7 +90,7 @@ def sharing_of(demand: Demand, division: Division, *, gated: bool) -> Sharing:
         gradient_bytes=demand.gradient_element_bytes,
         weight_bytes=demand.weight_bytes,
         gradients_beside=demand.divided == OPTIMIZER and len(division.own(0)) == 1 and whole,
-        weights_beside=demand.divided != PARAMETERS and not gated and whole,
+        weights_beside=demand.divided != PARAMETERS and whole,
     )
 
 
@@ -109,7 +109,7 @@ def predict(plan: MemoryPlan, demand: Demand, probe: Probe, division: Division) 
     not measured what is between its ranks."""
     if demand.ranks > 1 and probe.links is None:
         raise ValueError("what is between the ranks was not measured")
-    sharing = sharing_of(demand, division, gated=plan.gated)
+    sharing = sharing_of(demand, division)
     exchanged, shared = [NO_EXCHANGES] * len(demand.groups), Beside()
     if probe.links is not None and demand.ranks > 1:
         exchanged = exchanges(parts_of(demand), sharing, probe.links)

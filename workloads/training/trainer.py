@@ -222,7 +222,7 @@ class Trainer:
         if self.spread is None or self.spread.ranks.size == 1:
             return Gates(self.model, self.groups, self.streams.compute, clock=self.clock)
         # Ranks that share sequences exchange them in the forward pass, and NCCL wants one order.
-        ahead = not self.plan.gated and self.spec.sequence == 1
+        ahead = self.spec.sequence == 1
         gather = self.spread.gather_weights
         return Gates(self.model, self.groups, self.streams.compute, gather, self.clock, ahead=ahead)
 

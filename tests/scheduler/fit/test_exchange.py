@@ -92,6 +92,21 @@ def test_weights_of_a_group_come_beside_the_forward_of_the_one_before() -> None:
     assert seconds([group(1.0, 2.0, 1.5, 0.0)] * 3, Beside(weights=True)) == pytest.approx(3 * 1.5 + 1 + 6)
 
 
+def test_weights_come_beside_a_pass_only_as_far_as_they_are_updated_before_it() -> None:
+    """Of three groups, each of which is updated in one second behind the one before it, in the gated schedule."""
+    one_second = Rates(1e9, 1e9, 1.0)
+    late = [replace(group(0.5, 2.0, 0.25, 0.0), chunks=(1,))] * 3
+    found = step_time(late, 3, 8, one_second, gated=True, beside=Beside(weights=True))
+    assert found.seconds == pytest.approx(
+        3 + 0.25 + 0.5 + 6
+    )  # the last one's update, gather and pass; backward
+    long = [replace(group(4.0, 2.0, 0.25, 0.0), chunks=(1,))] * 3
+    found = step_time(long, 3, 8, one_second, gated=True, beside=Beside(weights=True))
+    assert found.seconds == pytest.approx(
+        1 + 0.25 + 4 + 0.25 + 4 + 4 + 6
+    )  # the third one comes beside the second
+
+
 def test_a_device_that_exchanges_loses_a_part_of_that_time() -> None:
     hidden = [replace(group(1.0, 2.0, 0.0, 0.5), last_backward_s=2.0)] * 3
     assert seconds(hidden, Beside(gradients=True, busy=0.5)) == pytest.approx(9 + 0.5 + 2 * 0.25)
