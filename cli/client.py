@@ -267,6 +267,13 @@ class Client:
             asked["limits"] = limits.to_wire()
         return _parse(results.NewToken, self._json("POST", "/tokens", asked))
 
+    def rotate_token(self, token_id: str, overlap_hours: float) -> results.RotatedToken:
+        """A token like this one, which ends after the overlap; only this answer contains the new text."""
+        asked = {"overlapHours": overlap_hours}
+        return _parse(
+            results.RotatedToken, self._json("POST", f"/tokens/{quote(token_id, safe='')}/rotate", asked)
+        )
+
     def revoke_token(self, token_id: str) -> None:
         self._send("DELETE", f"/tokens/{quote(token_id, safe='')}")
 

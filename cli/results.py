@@ -230,6 +230,12 @@ class NewToken(WireModel):
     info: Token
 
 
+class RotatedToken(NewToken):
+    """A token in place of another, which ends at its new `expires_at`."""
+
+    former: Token
+
+
 class InferenceUsage(WireModel):
     """Requests and tokens of one group."""
 

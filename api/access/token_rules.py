@@ -10,6 +10,8 @@ from busbar.api.settings import PREFIX, Settings
 from busbar.kube.errors import SettingsError
 
 DAY = timedelta(days=1)
+OVERLAP_HOURS, MAX_OVERLAP_HOURS = 24.0, 30 * 24.0
+"""How long a token that is rotated stays valid, and the longest that can be asked for."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,10 @@ class TokenRules:
                 f"{PREFIX}TOKEN_MAX_DAYS={settings.token_max_days:g}"
             )
         return cls(settings.tokens_per_person, settings.token_days * DAY, settings.token_max_days * DAY)
+
+    def lifetime_again(self, former: timedelta | None) -> timedelta:
+        """The lifetime of a token that replaces one of this lifetime (None: it had no end)."""
+        return self.default if former is None else min(former, self.longest)
 
     def lifetime(self, asked: timedelta | None) -> timedelta:
         """The lifetime of a new token.

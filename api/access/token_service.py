@@ -1,4 +1,4 @@
-"""Creates and revokes tokens for callers. Nobody can create a token with more rights than their own."""
+"""Creates, rotates and revokes tokens for callers. Nobody can create a token with more rights than their own."""
 
 from __future__ import annotations
 
@@ -66,11 +66,7 @@ class TokenService:
             admin = await self._authorizer.administers(caller)
             if owner != caller.subject and not admin:
                 raise Forbidden("only admins make tokens for other people", field="subject")
-            if role is CallerRole.ADMIN and not admin:
-                raise Forbidden("only admins make admin tokens", field="role")
-            missing = [s.value for s in scopes if s not in caller.scopes and not admin]
-            if missing:
-                raise Forbidden(f"you do not have the scope {missing[0]} yourself", field="scopes")
+            _check_rights(caller, admin, role, scopes)
             if limits is not None and Scope.INFERENCE not in scopes:
                 raise Invalid("limits are of inference, and the token lacks that scope", field="limits")
             if Scope.INFERENCE in scopes and owner == caller.subject and not (admin and tenant is None):
@@ -86,6 +82,43 @@ class TokenService:
                 limits=limits,
                 limit=self.rules.per_person,
             )
+
+    async def rotate(
+        self, caller: Caller, token_id: str, *, overlap: timedelta, address: str
+    ) -> tuple[str, Token, Token]:
+        """A token like one of the caller's own, or (admins) like anybody's, which ends after `overlap`.
+
+        The new one lives as long as the former was made for, or for the usual time where that had no end.
+
+        Args:
+            address: the client's, by which its requests are counted.
+
+        Returns:
+            The new token's text and record, and the former one's record.
+
+        Raises:
+            TooMany: the caller or the address made too many a moment ago; this is not audited.
+            NotFound: no such token, or it is somebody else's.
+            Forbidden: it has more rights than the caller.
+            Conflict: it has ended, or its owner has as many live tokens as one person may have.
+        """
+        self._throttle.take((of_address(address), of_subject(caller.subject)))
+        async with self._audit.write(
+            caller.subject, "rotate", "Token", name=token_id, source=caller.source
+        ) as record:
+            admin = await self._authorizer.administers(caller)
+            former = await self._tokens.get(token_id, owner=None if admin else caller.subject)
+            _check_rights(caller, admin, former.role, list(former.scopes))
+            was = former.expires_at - former.created_at if former.expires_at is not None else None
+            text, made, former = await self._tokens.rotate(
+                former,
+                created_by=caller.subject,
+                overlap=overlap,
+                lifetime=self.rules.lifetime_again(was),
+                limit=self.rules.per_person,
+            )
+            record.message = f"token {made.id} replaces it"
+            return text, made, former
 
     async def page(
         self,
@@ -134,3 +167,16 @@ class TokenService:
             )
             record.message = f"{count} live tokens"
         return count
+
+
+def _check_rights(caller: Caller, admin: bool, role: CallerRole, scopes: Sequence[Scope]) -> None:
+    """Refuses a token with more rights than the caller has.
+
+    Raises:
+        Forbidden: the admin role, or a scope, that the caller lacks.
+    """
+    if role is CallerRole.ADMIN and not admin:
+        raise Forbidden("only admins make admin tokens", field="role")
+    missing = [s.value for s in scopes if s not in caller.scopes and not admin]
+    if missing:
+        raise Forbidden(f"you do not have the scope {missing[0]} yourself", field="scopes")

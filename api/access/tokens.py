@@ -1,8 +1,8 @@
 """Tokens: `bb_` and 32 random bytes, shown once. The database holds the prefix and the SHA-256 only.
 
 A fast hash is enough: the secret has 256 random bits, so it cannot be guessed, and every request must be
-checked. One table serves REST and inference; the scopes tell them apart. Nothing is signed, so there is no key to
-rotate: whoever fears for a token revokes it and makes another, and both are valid in between.
+checked. One table serves REST and inference; the scopes tell them apart. Nothing is signed, so a token is rotated by
+another one like it: both are valid until the former ends (`rotate`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -96,30 +96,81 @@ class Tokens:
             Conflict: the subject has as many live tokens as `limit`.
         """
         check_subject(subject)
-        now = self._now()
-        text = new_token()
         values: dict[str, Any] = {
-            "id": secrets.token_hex(8),
             "subject": subject,
             "description": storable(description, 200),
-            "prefix": shown_prefix_of(text),
-            "sha256": digest_of(text),
             "role": role.value,
             "scopes": sorted(scope.value for scope in set(scopes)),
             "tenant": storable(tenant, 253) if tenant is not None else None,
             "hidden": hidden,
             "limits": limits.model_dump_json(by_alias=True, exclude_none=True) if limits else None,
-            "created_at": now,
             "created_by": created_by,
-            "expires_at": now + lifetime if lifetime is not None else None,
         }
         async with self._db.write() as tx:
-            # This locks the subject's row, so two requests at once count one after the other.
-            await remember_subject(self._db, tx, subject, Source.TOKEN, None, now)
-            if limit is not None:
-                await self._check_room(tx, subject, limit)
-            await tx.execute(tables.tokens.insert().values(**values))
+            return await self._insert(tx, values, lifetime, limit)
+
+    async def rotate(
+        self, former: Token, *, created_by: str, overlap: timedelta, lifetime: timedelta, limit: int
+    ) -> tuple[str, Token, Token]:
+        """A new token with the owner, role, scopes, tenant, description and limits of another, which ends after
+        `overlap`, or at its own end if that is sooner; with the browser sessions that began with it.
+
+        Args:
+            lifetime: of the new one.
+            limit: live tokens that the owner may then have, the former one included while it lives.
+
+        Returns:
+            The new token's text and record, and the former one's record.
+
+        Raises:
+            Conflict: the former token has ended, or the owner has as many live tokens as `limit`.
+        """
+        table, now = tables.tokens, self._now()
+        ends = min(former.expires_at or now + overlap, now + overlap)
+        kept = ("subject", "description", "role", "scopes", "tenant", "hidden", "limits")
+        async with self._db.write() as tx:
+            query = update(table).where(table.c.id == former.id, self._alive()).values(expires_at=ends)
+            if (await tx.execute(query)).rowcount == 0:
+                raise Conflict(f"token {former.id} has ended; make a new one")
+            row = (await tx.execute(select(table).where(table.c.id == former.id))).mappings().one()
+            values = {**{name: row[name] for name in kept}, "created_by": created_by}
+            text, made = await self._insert(tx, values, lifetime, limit)
+        return text, made, replace(former, expires_at=ends)
+
+    async def _insert(
+        self, tx: AsyncConnection, values: dict[str, Any], lifetime: timedelta | None, limit: int | None
+    ) -> tuple[str, Token]:
+        """Adds a token with a new text, unless the owner has `limit` live ones."""
+        text, now = new_token(), self._now()
+        # This locks the subject's row, so two requests at once count one after the other.
+        await remember_subject(self._db, tx, values["subject"], Source.TOKEN, None, now)
+        if limit is not None:
+            await self._check_room(tx, values["subject"], limit)
+        values = {
+            **values,
+            "id": secrets.token_hex(8),
+            "prefix": shown_prefix_of(text),
+            "sha256": digest_of(text),
+            "created_at": now,
+            "expires_at": now + lifetime if lifetime is not None else None,
+        }
+        await tx.execute(tables.tokens.insert().values(**values))
         return text, _token({**values, "last_used_at": None, "revoked_at": None, "groups": []})
+
+    async def get(self, token_id: str, *, owner: str | None) -> Token:
+        """A token that lists show. `owner` None: anybody's (admins).
+
+        Raises:
+            NotFound: no such token, or it is somebody else's.
+        """
+        where = [tables.tokens.c.id == storable(token_id, 32), tables.tokens.c.hidden.is_(False)]
+        if owner is not None:
+            where.append(tables.tokens.c.subject == owner)
+        async with self._db.read() as db:
+            row = (await db.execute(select(tables.tokens).where(*where))).mappings().first()
+        if row is None:
+            raise NotFound(f"token {token_id} does not exist")
+        return _token({**row, "groups": []})
 
     async def find(self, sha256: str) -> Token | None:
         """The valid token with this hash; None when it is unknown, expired or revoked."""

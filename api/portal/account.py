@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from busbar.api.access.audit import MAX_ID
 from busbar.api.access.identity import Caller, CallerRole, Scope
-from busbar.api.access.token_rules import DAY
+from busbar.api.access.token_rules import DAY, OVERLAP_HOURS
 from busbar.api.access.tokens import TokenState
 from busbar.api.dependencies import AdminOnly, AnyCaller, services_of
 from busbar.api.errors import ApiError, Invalid, Unauthenticated
@@ -178,6 +178,21 @@ def _token_pages(routes: APIRouter) -> None:
         await services_of(request).token_service.revoke_many(caller, subject or None)
         return RedirectResponse("/tokens", status_code=303)
 
+    @routes.post("/tokens/{token_id}/rotate")
+    async def rotate(request: Request, token_id: str, caller: Anyone) -> Response:
+        try:
+            text, _, _ = await services_of(request).token_service.rotate(
+                caller,
+                token_id,
+                overlap=timedelta(hours=OVERLAP_HOURS),
+                address=services_of(request).forwarded.address(request.scope),
+            )
+        except Unauthenticated:
+            raise
+        except ApiError as error:
+            return await _tokens(request, caller, problem=error, status=error.status)
+        return await _tokens(request, caller, made=text, status=201)
+
     @routes.post("/tokens/{token_id}/revoke")
     async def revoke(request: Request, token_id: str, caller: Anyone) -> Response:
         await services_of(request).token_service.revoke(caller, token_id)
@@ -243,6 +258,7 @@ async def _tokens(
         "older": urlencode(older) if len(found) == PAGE else "",
         "usual_days": f"{rules.default / DAY:g}",
         "most_days": f"{rules.longest / DAY:g}",
+        "overlap_hours": f"{OVERLAP_HOURS:g}",
         "made": made,
         "problem": problem,
         "tenants": [m.tenant for m in services.tenancy.memberships(caller) if m.may_write],

@@ -85,6 +85,27 @@ def _tokens(routes: APIRouter) -> None:
         count = await services_of(request).token_service.revoke_many(caller, body.subject)
         return schemas.Revoked(revoked=count)
 
+    @routes.post(
+        "/tokens/{token_id}/rotate",
+        operation_id="rotateToken",
+        summary="A token like this one, which ends after an overlap; the new text is shown this once",
+        status_code=201,
+        response_model=schemas.TokenRotated,
+        responses=errors(400, 401, 403, 404, 409, 413, 422, 429, 503),
+    )
+    async def rotate(
+        request: Request, token_id: str, body: schemas.RotateAsk, caller: Anyone, response: Response
+    ) -> schemas.TokenRotated:
+        text, made, former = await services_of(request).token_service.rotate(
+            caller,
+            token_id,
+            overlap=timedelta(hours=body.overlap_hours),
+            address=services_of(request).forwarded.address(request.scope),
+        )
+        response.headers["Cache-Control"] = "no-store"
+        info, old = (schemas.TokenInfo.model_validate(token) for token in (made, former))
+        return schemas.TokenRotated(token=text, info=info, former=old)
+
     @routes.delete(
         "/tokens/{token_id}",
         operation_id="revokeToken",

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from busbar.api.access.identity import CallerRole, Scope
+from busbar.api.access.token_rules import MAX_OVERLAP_HOURS, OVERLAP_HOURS
 from busbar.api.errors import ErrorBody
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile, Tenant, TrainingJob
 from busbar.kube.types.inference import InferenceLimits
@@ -495,6 +496,20 @@ class TokenCreated(Answer):
 
     token: str
     info: TokenInfo
+
+
+class RotateAsk(Ask):
+    """How long the former token stays valid beside the one that replaces it."""
+
+    overlap_hours: Annotated[float, Field(ge=0, le=MAX_OVERLAP_HOURS)] = Field(
+        default=OVERLAP_HOURS, description="0: the former token ends at once."
+    )
+
+
+class TokenRotated(TokenCreated):
+    """The new token, and the one that it replaces."""
+
+    former: TokenInfo = Field(description="Its `expiresAt` is the end of the overlap.")
 
 
 class TokenAsk(Ask):

@@ -1,13 +1,18 @@
-"""`busbar token create | list | revoke`."""
+"""`busbar token create | list | rotate | revoke`."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import click
 
 from busbar.cli.output import columns, emit, output_option, wire
 from busbar.cli.session import Session, connected
+
+if TYPE_CHECKING:
+    from busbar.cli.results import Token
 
 SCOPES = ("rest", "inference")
 PERIODS = ("day", "week", "month")
@@ -57,11 +62,12 @@ class Budget(click.ParamType[tuple[float, str]]):
 Examples:
   busbar token create --scopes inference --description "the chat app"
   busbar token list
+  busbar token rotate TOKEN_ID
   busbar token revoke TOKEN_ID
 """
 )
 def token() -> None:
-    """Create, list and revoke API tokens.
+    """Create, list, rotate and revoke API tokens.
 
     One kind of token serves REST (scope rest) and the OpenAI API (scope inference).
     """
@@ -220,7 +226,7 @@ def list_tokens(
                     t.tenant,
                     t.expires_at.date() if t.expires_at else "never",
                     t.last_used_at.strftime("%Y-%m-%d %H:%M") if t.last_used_at else "never",
-                    "revoked" if t.revoked_at else "valid",
+                    _state(t),
                     str(t.limits) if t.limits else None,
                     t.description,
                 )
@@ -229,6 +235,46 @@ def list_tokens(
         )
 
     emit(output, {"items": wire(found)}, table, [t.id for t in found])
+
+
+def _state(listed: Token) -> str:
+    if listed.revoked_at is not None:
+        return "revoked"
+    over = listed.expires_at is not None and listed.expires_at <= datetime.now(UTC)
+    return "expired" if over else "valid"
+
+
+@token.command(
+    epilog="""\b
+Examples:
+  busbar token rotate 3f2a9c > new-token.txt
+  busbar token rotate 3f2a9c --overlap-hours 0
+"""
+)
+@click.argument("token_id", metavar="ID")
+@click.option(
+    "--overlap-hours",
+    type=click.FloatRange(min=0, max=720),
+    default=24,
+    show_default=True,
+    metavar="HOURS",
+    help="How long the former token stays valid; 0: not at all.",
+)
+@connected
+def rotate(session: Session, token_id: str, overlap_hours: float) -> None:
+    """Make a token like another one, which ends after an overlap, and print the new one; it is not shown again.
+
+    The new one has the same owner, scopes, tenant, description and limits, and lives as long as the other was made for.
+    What was spent of its limits is not carried over. Standard output contains only the token.
+    """
+    made = session.client.rotate_token(token_id, overlap_hours)
+    click.echo(made.token)
+    ends = made.former.expires_at
+    click.echo(
+        f"Keep it: it is not shown again. Its id is {made.info.id}. Token {token_id} "
+        + (f"ends at {ends:%Y-%m-%d %H:%M} UTC." if overlap_hours and ends else "has ended."),
+        err=True,
+    )
 
 
 @token.command(

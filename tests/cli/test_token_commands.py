@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import stat
+from datetime import UTC, datetime, timedelta
 
+import pytest
 from tests.cli.conftest import Site
+
+from busbar.cli.commands.token import _state
+from busbar.cli.results import Token
 
 
 async def test_a_token_is_printed_alone_and_works_and_can_be_ended(site: Site) -> None:
@@ -34,6 +39,35 @@ async def test_a_token_has_limits_that_the_list_shows(site: Site) -> None:
     assert "500 tokens/min, 0.5/day, 20/month" in (await site.busbar("token", "list")).out
     for wrong in ("20", "x/day", "-1/day", "nan/day", "5/hour"):
         assert "COST/PERIOD" in (await site.busbar("token", "create", "--budget", wrong)).err
+
+
+async def test_a_token_is_rotated_with_an_overlap_and_without(site: Site) -> None:
+    made = await site.busbar("token", "create", "--scopes", "rest", "--description", "robot")
+    listed = json.loads((await site.busbar("token", "list", "-o", "json")).out)["items"]
+    (old,) = [item["id"] for item in listed if item["description"] == "robot"]
+    done = await site.busbar("token", "rotate", old, "--overlap-hours", "48")
+    assert done.code == 0, done.err
+    (text,) = done.lines
+    ends = site.world.clock() + timedelta(hours=48)
+    assert f"Token {old} ends at {ends:%Y-%m-%d %H:%M} UTC." in done.err
+    for valid in (made.lines[0], text):
+        site.monkeypatch.setenv("BUSBAR_TOKEN", valid)
+        assert (await site.busbar("list")).code == 0
+    site.monkeypatch.setenv("BUSBAR_TOKEN", text)
+    at_once = await site.busbar("token", "rotate", old, "--overlap-hours", "0")
+    assert f"Token {old} has ended." in at_once.err
+    site.monkeypatch.setenv("BUSBAR_TOKEN", made.lines[0])
+    assert (await site.busbar("list")).code == 4
+    assert (await site.busbar("token", "rotate", old, "--overlap-hours", "721")).code == 2
+
+
+@pytest.mark.parametrize(
+    ("ends", "revoked", "says"),
+    [(9999, None, "valid"), (None, None, "valid"), (2000, None, "expired"), (2000, 2000, "revoked")],
+)
+def test_the_list_says_whether_a_token_is_valid(ends: int | None, revoked: int | None, says: str) -> None:
+    at, over = (datetime(year, 1, 1, tzinfo=UTC) if year else None for year in (ends, revoked))
+    assert _state(Token(id="a", expires_at=at, revoked_at=over)) == says
 
 
 async def test_all_tokens_but_the_one_in_use_are_ended_together(site: Site) -> None:

@@ -126,6 +126,7 @@ async def test_every_write_of_the_portal_refuses_a_missing_csrf_token(world: Wor
         "/tokens",
         "/tokens/revoke",
         "/tokens/0123456789abcdef/revoke",
+        "/tokens/0123456789abcdef/rotate",
         "/jobs/ada-lab/ada-run/cancel",
         "/jobs/ada-lab/ada-run/delete",
         "/services/ada-lab/ada-chat/scale",

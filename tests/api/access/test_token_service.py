@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import httpx2
 import pytest
 from tests.api.conftest import BASE, NOW, World, client, running, seed
 from tests.api.memory_kube import MemoryKube
 
-from busbar.api.access.identity import CallerRole
+from busbar.api.access.identity import CallerRole, Scope
 from busbar.api.settings import Settings
+from busbar.kube.contracts.keys import digest_of
 
 TOKENS = f"{BASE}/tokens"
 
@@ -88,6 +89,89 @@ async def test_the_token_too_many_is_refused_and_the_refusal_audited(strict: Wor
         ("root", "create", "Conflict"),
         ("alice", "create", "Conflict"),
     ]
+
+
+async def test_a_rotated_token_and_its_successor_are_both_valid_until_the_overlap_ends(world: World) -> None:
+    alice = await world.as_("alice")
+    limits = {"tokensPerMinute": 500, "budgets": [{"period": "day", "cost": 2.0}]}
+    asked = {
+        "scopes": ["inference"],
+        "tenant": "ada",
+        "description": "chat",
+        "expiresInDays": 20,
+        "limits": limits,
+    }
+    old = (await alice.post(TOKENS, json=asked)).json()
+    world.clock.forward(seconds=86400)
+    answer = await alice.post(f"{TOKENS}/{old['info']['id']}/rotate", json={"overlapHours": 2})
+    assert (answer.status_code, answer.headers["cache-control"]) == (201, "no-store")
+    new = answer.json()
+    same = ("subject", "role", "scopes", "tenant", "description", "limits")
+    assert {name: new["info"].get(name) for name in same} == {name: old["info"].get(name) for name in same}
+    assert new["token"] != old["token"]
+    moment = NOW + timedelta(days=1)
+    assert datetime.fromisoformat(new["info"]["expiresAt"]) == moment + timedelta(days=20)
+    assert datetime.fromisoformat(new["former"]["expiresAt"]) == moment + timedelta(hours=2)
+    find = world.services.tokens.find
+    assert [await find(digest_of(made["token"])) is not None for made in (old, new)] == [True, True]
+    world.clock.forward(seconds=2 * 3600)
+    assert [await find(digest_of(made["token"])) is not None for made in (old, new)] == [False, True]
+    again = await alice.post(f"{TOKENS}/{old['info']['id']}/rotate", json={})
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "Conflict")
+    rows = [(e.name, e.outcome, e.message) for e in await world.services.audit.page() if e.action == "rotate"]
+    assert rows == [
+        (old["info"]["id"], "Conflict", f"token {old['info']['id']} has ended; make a new one"),
+        (old["info"]["id"], "Done", f"token {new['info']['id']} replaces it"),
+    ]
+
+
+async def test_rotating_gives_nobody_more_than_they_have(strict: World) -> None:
+    alice, root = await strict.as_("alice"), await strict.as_("root", CallerRole.ADMIN)
+    (mine,) = await strict.services.tokens.page(subject="alice")
+    (theirs,) = await strict.services.tokens.page(subject="root")
+    _, strong = await strict.services.tokens.create("alice", created_by="root", role=CallerRole.ADMIN)
+    assert (await alice.post(f"{TOKENS}/{theirs.id}/rotate", json={})).status_code == 404
+    assert (await alice.post(f"{TOKENS}/{strong.id}/rotate", json={})).status_code == 403
+    for hours in (-1, 721, "x"):
+        refused = await alice.post(f"{TOKENS}/{mine.id}/rotate", json={"overlapHours": hours})
+        assert refused.status_code == 422
+    first = await root.post(f"{TOKENS}/{strong.id}/rotate", json={"overlapHours": 720})
+    assert (first.status_code, first.json()["info"]["role"]) == (201, "admin")
+    # It had no end: the new one has the usual lifetime. The owner now has three, which is the limit here.
+    assert first.json()["info"]["expiresAt"] == (NOW + timedelta(days=5)).isoformat().replace("+00:00", "Z")
+    assert (await alice.post(f"{TOKENS}/{mine.id}/rotate", json={})).status_code == 409
+    at_once = await alice.post(f"{TOKENS}/{mine.id}/rotate", json={"overlapHours": 0})
+    assert at_once.status_code == 201
+    assert (await alice.get(f"{BASE}/me")).status_code == 401
+    narrow, _ = await strict.services.tokens.create("bob", created_by="bob", scopes=[Scope.REST])
+    _, both = await strict.services.tokens.create("bob", created_by="bob")
+    bob = client(strict.public, {"Authorization": f"Bearer {narrow}"})
+    assert (await bob.post(f"{TOKENS}/{both.id}/rotate", json={})).status_code == 403
+
+
+async def test_a_refused_rotation_leaves_the_end_of_the_former_token(strict: World) -> None:
+    alice = await strict.as_("alice")
+    for _ in range(2):
+        assert (await alice.post(TOKENS, json={"scopes": ["rest"]})).status_code == 201
+    last, *_ = before = await strict.services.tokens.page(subject="alice")
+    assert (await alice.post(f"{TOKENS}/{last.id}/rotate", json={})).status_code == 409
+    after = await strict.services.tokens.page(subject="alice")
+    assert [t.expires_at for t in after] == [t.expires_at for t in before]
+
+
+async def test_the_page_rotates_a_token_and_shows_the_new_one_once(world: World) -> None:
+    window, csrf = await browser(world, "alice")
+    (mine,) = await world.services.tokens.page(subject="alice")
+    assert f'action="/tokens/{mine.id}/rotate"' in (await window.get("/tokens")).text
+    shown = await window.post(f"/tokens/{mine.id}/rotate", data={"csrf_token": csrf})
+    text = re.search(r'value="(bb_[^"]+)"', shown.text)
+    assert shown.status_code == 201
+    assert text
+    found = await world.services.tokens.find(digest_of(text[1]))
+    assert found is not None
+    assert found.subject == "alice"
+    ended = await window.post("/tokens/none/rotate", data={"csrf_token": csrf})
+    assert (ended.status_code, "token none does not exist" in ended.text) == (404, True)
 
 
 async def test_people_revoke_all_of_their_own_and_admins_of_anybody(world: World) -> None:

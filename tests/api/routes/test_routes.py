@@ -242,6 +242,8 @@ async def test_every_write_answers_as_described(world: World) -> None:
         ("POST", f"{BASE}/tokens/revoke", {"subject": "alice"}, 200),
         ("POST", f"{BASE}/tokens/revoke", {"subject": "bob"}, 403),
         ("POST", f"{BASE}/tokens/revoke", {}, 422),
+        ("POST", f"{BASE}/tokens/none/rotate", {}, 404),
+        ("POST", f"{BASE}/tokens/none/rotate", {"overlapHours": -1}, 422),
     ]
     described = description()["paths"]
     patterns = {
