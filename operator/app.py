@@ -153,7 +153,7 @@ class Operator:
         self.feed = RoutesFeed(
             lambda revision: build_routes(
                 self.caches,
-                settings.workload_key,
+                settings.workload_keys,
                 revision,
                 [r for r in settings.pod_cidrs.split(",") if r],
                 self.prober.serving,

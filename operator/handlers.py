@@ -94,7 +94,10 @@ class Handlers:
         self._rounds, self._prober, self._demand = rounds, prober, demand
         self._settings = settings
         self._rendering = Rendering(
-            settings.workloads_image, settings.image_pull_policy, settings.workload_key
+            settings.workloads_image,
+            settings.image_pull_policy,
+            settings.workload_key,
+            settings.former_workload_key,
         )
         self._allocations = Allocations()
         self._counts = AllocationCounts()

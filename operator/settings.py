@@ -1,7 +1,8 @@
 """Settings of the operator: frozen, read once from ``BUSBAR_OPERATOR_*`` by the rules of ``busbar.kube.settings``.
 
 Facts about the pod itself come from the downward API (POD_NAME, POD_NAMESPACE, POD_UID). Settings that other processes
-share have their own names (BUSBAR_WORKLOADS_IMAGE, BUSBAR_WORKLOADS_ACCEPTED_DIGESTS, BUSBAR_WORKLOAD_KEY_FILE, BUSBAR_POWER_KEY_FILE,
+share have their own names (BUSBAR_WORKLOADS_IMAGE, BUSBAR_WORKLOADS_ACCEPTED_DIGESTS, BUSBAR_WORKLOAD_KEY_FILE,
+BUSBAR_FORMER_WORKLOAD_KEY_FILE, BUSBAR_POWER_KEY_FILE,
 BUSBAR_GATEWAY_URL, BUSBAR_GATEWAY_TOKEN_FILE ...).
 """
 
@@ -13,12 +14,14 @@ import socket
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from busbar.kube import settings
 from busbar.kube.settings import LogFormat, LogLevel, Port, Positive, Rule, setting
 
 PREFIX = "BUSBAR_OPERATOR_"
+FORMER_KEY_FILE = "BUSBAR_FORMER_WORKLOAD_KEY_FILE"
 Objective = Literal["fairness", "makespan", "cost", "finish-time-fairness"]
 """The scheduler's names, repeated here so that a wrong one is reported before anything large is imported."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -30,6 +33,9 @@ Digests = Annotated[
     ),
 ]
 WorkloadKey = Annotated[bytes, Rule("16 bytes or more; let the chart make it", lambda key: len(key) >= 16)]
+FormerKey = Annotated[
+    bytes, Rule("16 bytes or more, or empty: no former key", lambda key: not key or len(key) >= 16)
+]
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class Settings:
     workload_key: WorkloadKey = setting(
         b"", own=False, file="BUSBAR_WORKLOAD_KEY_FILE", required=True, secret=True
     )
+    # the one before, while the key is rotated: pods that were made under it are called with it; empty: there is none
+    former_workload_key: FormerKey = setting(b"", own=False, file=FORMER_KEY_FILE, secret=True)
     gateway_url: str = setting(
         "", shared="BUSBAR_GATEWAY_URL"
     )  # of several gateways each one's, by commas; empty: no gateway, so no wake-up from zero
@@ -149,6 +157,11 @@ class Settings:
     watch_dead_s: float = 300.0  # and after this the liveness probe fails
 
     @property
+    def workload_keys(self) -> tuple[bytes, ...]:
+        """The workload key, and the former one while it is rotated."""
+        return (self.workload_key, *filter(None, [self.former_workload_key]))
+
+    @property
     def shielded_by(self) -> str:
         """The platform's namespace where NetworkPolicies are kept, else empty."""
         return self.namespace if self.network_policies else ""
@@ -156,7 +169,9 @@ class Settings:
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
     """The settings of this process. Raises SettingsError, which names every variable that is wrong."""
-    env = os.environ if environ is None else environ
+    env = dict(os.environ if environ is None else environ)
+    if not Path(env.get(FORMER_KEY_FILE, "")).is_file():
+        env.pop(FORMER_KEY_FILE, None)  # the Secret has it only while the key is rotated
     pod: dict[str, object] = {"identity": _identity(env)}
     if env.get("POD_NAMESPACE"):
         pod["namespace"] = env["POD_NAMESPACE"]

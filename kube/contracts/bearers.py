@@ -15,14 +15,15 @@ which one goes: whoever could make a replica send to an address of its own gets 
 needs no look-up, and a bearer is invalid at any other object. In the cluster they are in one Secret for each object,
 made by the operator and mounted as files, one file for each role: a caller who may read pods, logs or events learns
 none. The Secret's name contains the uid and a fingerprint of the key, so a pod's spec shows with which key it was
-made, and another key means another Secret.
+made, and another key means another Secret. While the key is rotated, the former one is valid at the pods that were made
+under it (`key_of`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 
@@ -77,6 +78,11 @@ def secret_name(key: bytes, uid: str) -> str:
     another name.
     """
     return f"{SECRET_PREFIX}{uid}-{_derived(key, 'fingerprint')[:8]}"
+
+
+def key_of(secret: str, uid: str, keys: Iterable[bytes]) -> bytes | None:
+    """The key under which a pod that mounts this Secret of the object with this uid was made; None: none of these."""
+    return next((key for key in keys if secret_name(key, uid) == secret), None)
 
 
 def bearers_in(folder: str | Path) -> dict[Role, str]:

@@ -67,6 +67,8 @@ class Rendering:
     workloads_image: str
     pull_policy: str
     workload_key: bytes
+    former_workload_key: bytes = b""
+    """While the key is rotated: pods that exist may have been made under it."""
 
 
 def bearers_secret(owner: TrainingJob | ModelService, rendering: Rendering) -> Body | None:

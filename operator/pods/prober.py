@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 from pydantic import ValidationError
 
-from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for, role_of
+from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for, key_of, role_of
 from busbar.kube.contracts.workload import METRICS_PATH, STATUS_PATH, ServingStatus, TrainingStatus
 from busbar.operator.errors import ProbeRefused
 from busbar.operator.metrics import Metrics
@@ -243,7 +243,7 @@ class Prober:
         self, method: str, pod: Pod, path: str, *, timeout_s: float, body: object = None
     ) -> bytes:
         url = address_of(pod, self._node(pod.node), self._ranges) + path
-        bearer = _bearer(self._settings.workload_key, pod, path)
+        bearer = _bearer(self._settings.workload_keys, pod, path)
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=2 * PARALLEL, force_close=True), trust_env=False
@@ -267,9 +267,12 @@ class Prober:
         return bytes(answer)
 
 
-def _bearer(key: bytes, pod: Pod, path: str) -> str:
+def _bearer(keys: tuple[bytes, ...], pod: Pod, path: str) -> str:
     if not pod.bearers:
-        return former_bearer_for(key, pod.owner_uid)
+        return former_bearer_for(keys[0], pod.owner_uid)
+    key = key_of(pod.bearers, pod.owner_uid, keys)
+    if key is None:
+        raise ProbeRefused(f"pod {pod.key} was made under another workload key")
     return bearer_for(key, pod.owner_uid, role_of(path) or Role.READ)
 
 

@@ -146,7 +146,9 @@ def _is_lost(view: ServiceView, pod: Pod) -> bool:
 
 def _lost(view: ServiceView) -> dict[str, str]:
     """Replicas that can serve no requests any more although they should, by pod uid: why they are replaced."""
-    own = bearers.secret_name(view.rendering.workload_key, view.service.metadata.uid)
+    uid, rendering = view.service.metadata.uid, view.rendering
+    keys = (rendering.workload_key, *filter(None, [rendering.former_workload_key]))
+    next_one = _next_of_former_key(view)
     lost: dict[str, str] = {}
     for pod in view.pods:
         if pod.draining_since is not None or pod.deleting or pod.ended:
@@ -154,14 +156,29 @@ def _lost(view: ServiceView) -> dict[str, str]:
         reading = view.readings.get(pod.uid)
         if reading is not None and reading.draining:
             why = "drains although the operator did not ask it to"
-        elif pod.bearers not in ("", own):
+        elif pod.bearers and bearers.key_of(pod.bearers, uid, keys) is None:
             why = "was made under another workload key, so nobody can call it"
+        elif pod is next_one:
+            why = "was made under the former workload key"
         elif _is_lost(view, pod):
             why = f"is on node {pod.place}, which does not answer"
         else:
             continue
         lost[pod.uid] = f"Replica {pod.key.name} {why}; it is replaced."
     return lost
+
+
+def _next_of_former_key(view: ServiceView) -> Pod | None:
+    """The replica that is replaced next while the workload key is rotated: one at a time, and only while all that are wanted
+    take requests. The only replica of a service stays until the former key is taken away."""
+    key = view.rendering.former_workload_key
+    serving = {p.rank for p in view.pods if p.takes_requests}
+    wanted = set(wanted_indexes(view.service, view.pods))
+    if not key or len(serving) < 2 or not wanted <= serving or any(p.leaving for p in view.pods):
+        return None
+    former = bearers.secret_name(key, view.service.metadata.uid)
+    old = [p for p in view.pods if p.bearers == former]
+    return min(old, key=lambda p: (not p.parked, p.rank), default=None)
 
 
 def _stay(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from busbar.kube.contracts.allowances import Price
-from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for
+from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for, key_of
 from busbar.kube.contracts.report import ServingReport
 from busbar.kube.contracts.routes import (
     AccessRoute,
@@ -34,7 +34,7 @@ from busbar.operator.watch.projections import Node, Pod
 
 def build_routes(
     caches: Caches,
-    workload_key: bytes,
+    workload_keys: Sequence[bytes],
     revision: int,
     pod_cidrs: Iterable[str] = (),
     readings: Mapping[str, ServingStatus] = MappingProxyType({}),
@@ -44,6 +44,7 @@ def build_routes(
     """The whole document as of now.
 
     Args:
+        workload_keys: the one of new pods first; a replica of another has a bearer of its own.
         readings: the last answers of replicas, by pod uid.
         is_stopped: whether a spent budget stops what runs in a namespace.
         shares_of: where each class of a service's prompts shall go, by its uid.
@@ -58,7 +59,7 @@ def build_routes(
         endpoints = [
             endpoint
             for pod in pods
-            if (endpoint := _endpoint(pod, spec, caches.nodes.items, workload_key, pod_cidrs, readings))
+            if (endpoint := _endpoint(pod, spec, caches.nodes.items, workload_keys, pod_cidrs, readings))
             is not None
         ]
         services.append(
@@ -86,7 +87,7 @@ def build_routes(
                     )
                     for a in spec.adapters or ()
                 ],
-                bearer=bearer_for(workload_key, service.metadata.uid, Role.INFER),
+                bearer=bearer_for(workload_keys[0], service.metadata.uid, Role.INFER),
                 endpoints=endpoints,
                 shares=[
                     BucketShares(prompt=prompt, pools=pools)
@@ -143,7 +144,7 @@ def _endpoint(
     pod: Pod,
     spec: ModelServiceSpec,
     nodes: dict[Key, Node],
-    workload_key: bytes,
+    workload_keys: Sequence[bytes],
     pod_cidrs: Iterable[str],
     readings: Mapping[str, ServingStatus],
 ) -> Endpoint | None:
@@ -153,7 +154,6 @@ def _endpoint(
         url = address_of(pod, nodes.get(Key("", pod.node)), pod_cidrs)
     except ProbeRefused:
         return None
-    former = None if pod.bearers else former_bearer_for(workload_key, pod.owner_uid)
     told = readings.get(pod.uid)
     report = told.report if told is not None else None
     return Endpoint(
@@ -162,13 +162,22 @@ def _endpoint(
         url=url,
         ready=pod.takes_requests,
         draining=pod.leaving or pod.parked,
-        bearer=former,
+        bearer=_own_bearer(pod, workload_keys),
         speed=speed_of(report),
         kv_tokens=report.cache_tokens if report else None,
         most_running=_most_running(spec),
         role=told.role if told is not None else ReplicaRole.BOTH,
         lacks=lacking(spec, told),
     )
+
+
+def _own_bearer(pod: Pod, keys: Sequence[bytes]) -> str | None:
+    """The bearer for inference of a replica that does not know its service's: it is of a release that had no roles, or was
+    made under the former key."""
+    if not pod.bearers:
+        return former_bearer_for(keys[0], pod.owner_uid)
+    key = key_of(pod.bearers, pod.owner_uid, keys[1:])
+    return None if key is None else bearer_for(key, pod.owner_uid, Role.INFER)
 
 
 def speed_of(report: ServingReport | None) -> ReplicaSpeed | None:

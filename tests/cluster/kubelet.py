@@ -9,6 +9,7 @@ pod range, so that the operator connects to it as it would on a cluster.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import hashlib
 import itertools
@@ -19,12 +20,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 from tests.cluster.apiserver import ApiServer
 
 from busbar.kube.client import KubeClient, Object, Preconditions
+from busbar.kube.contracts import bearers
 from busbar.kube.errors import ApiError, Conflict, ConnectionFailed, NotFound
 from busbar.kube.informer import Informer, Key
-from busbar.kube.resources import PODS
+from busbar.kube.resources import PODS, SECRETS
+from busbar.operator.watch.projections import project_pod
 
 POD_RANGE = "127.77.0.0/16"
 _addresses = itertools.count(1)
@@ -43,6 +47,7 @@ class Script:
     slept: list[str] = field(default_factory=list)
     woken: list[str] = field(default_factory=list)  # pods that were asked to wake up
     wakes: bool = True  # False: it answers, and sleeps on
+    guards: bool = False  # True: it asks for the bearers of the Secret that the pod mounts, as our engines do
 
 
 @dataclass
@@ -232,7 +237,7 @@ class Kubelet:
             running.sleep_level = 0
             return web.json_response({"is_sleeping": False})
 
-        app = web.Application()
+        app = web.Application(middlewares=[_guard(await self._bearers(pod))] if script.guards else [])
         app.router.add_get("/status", status)
         app.router.add_post("/checkpoint", checkpoint)
         app.router.add_post("/drain", drain)
@@ -243,10 +248,26 @@ class Kubelet:
         await running.runner.setup()
         await web.TCPSite(running.runner, running.ip, 9400).start()
 
+    async def _bearers(self, pod: Object) -> dict[bearers.Role, str]:
+        """Those in the Secret that the pod mounts."""
+        name = project_pod(pod).bearers
+        found = await self._client.get(SECRETS, name, pod["metadata"]["namespace"])
+        return {bearers.Role(role): base64.b64decode(text).decode() for role, text in found["data"].items()}
+
     async def _stop(self, uid: str) -> None:
         running = self._running.pop(uid, None)
         if running is not None and running.runner is not None:
             await running.runner.cleanup()
+
+
+def _guard(known: bearers.Bearers) -> Middleware:
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not bearers.is_allowed(request.path, request.headers.get("Authorization"), known):
+            return web.json_response({"error": "no valid bearer"}, status=401)
+        return await handler(request)
+
+    return guard
 
 
 def node_of(spec: Object) -> str:

@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+import os
+import re
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
-from tests.cluster.apiserver import ApiServer
+import yaml
+from tests.cluster.apiserver import ROOT, ApiServer
 from tests.cluster.harness import Cluster, engine_job, gang_job, with_the_charts_rights
 from tests.cluster.kubelet import Script
-from tests.cluster.rights import give_role
+from tests.cluster.rights import SYSTEM, give_role
 from tests.cluster.tenancy import becomes
 
 from busbar.kube.client import Object
 from busbar.kube.contracts import bearers
 from busbar.kube.contracts.bearers import Role
 from busbar.kube.resources import MODEL_SERVICES, SECRETS, TENANTS, TRAINING_JOBS
+from busbar.local.build import binary
+from busbar.operator.watch.projections import ANNOTATION_DRAINING, project_pod
 
 KEY = b"0123456789abcdef0123456789abcdef"  # of the harness
 
@@ -104,3 +111,120 @@ async def test_a_foreign_secret_under_the_name_is_not_mounted_and_the_status_say
             return str((await cluster.client.get(SECRETS, name, cluster.namespace))["type"])
 
         await becomes(kind, lambda found: found == bearers.SECRET_TYPE)
+
+
+async def test_while_the_key_is_rotated_jobs_are_read_on_and_replicas_replaced_one_by_one(
+    apiserver: ApiServer,
+) -> None:
+    new = b"another key of more than sixteen bytes"
+    said = {
+        "modelservice": lambda s: {"kind": "serving", "ready": True, "running": 0, "waiting": 0},
+        "trainingjob": lambda s: {
+            "kind": "training",
+            "phase": "Training",
+            "step": int(100 * s),
+            "totalSteps": 10_000,
+        },
+    }
+
+    def script(pod: Object) -> Script:
+        return Script(status=said[pod["metadata"]["labels"]["busbar.dev/kind"]], guards=True)
+
+    async with Cluster(apiserver, script=script) as cluster:
+        await cluster.start()
+        await cluster.create(engine_job("trains"))
+        for name, count in (("single", 1), ("double", 2)):
+            spec = {
+                "model": {"uri": "pvc://claim/model"},
+                "shape": {"memory": "64Mi"},
+                "replicas": count,
+                "drainSeconds": 1,
+            }
+            await cluster.create({"kind": "ModelService", "metadata": {"name": name}, "spec": spec})
+            await cluster.until(MODEL_SERVICES, name, ready(count))
+        told = await cluster.until(TRAINING_JOBS, "trains", lambda s: step(s) > 0)
+        before = await cluster.pods()
+        await cluster.stop()
+        at = len(cluster.proxy.writes)
+
+        await cluster.start(workload_key=new, former_workload_key=KEY)
+        await becomes(cluster.pods, lambda pods: keys(pods, "double-") == [new, new])
+        await cluster.until(MODEL_SERVICES, "double", ready(2))
+        found = turns(cluster, at)
+        assert [what for what, _ in found] == ["drains", "makes"] * 2
+        assert [name for what, name in found if what == "drains"] == ["double-0", "double-1"]
+        await cluster.until(TRAINING_JOBS, "trains", lambda s: step(s) > step(told))
+        now = await cluster.pods()
+        for name in ("trains-1-0", "single-0"):
+            assert now[name]["metadata"]["uid"] == before[name]["metadata"]["uid"]
+        await cluster.stop()
+
+        await cluster.start(workload_key=new)
+        await becomes(cluster.pods, lambda pods: keys(pods, "single-") == [new])
+        status = await cluster.until(
+            TRAINING_JOBS, "trains", lambda s: "workload key" in s.get("message", "")
+        )
+        assert status["phase"] == "Running"
+
+
+def test_the_commands_of_the_admins_page_rotate_the_key_and_an_upgrade_keeps_both(
+    platform: ApiServer,
+) -> None:
+    page = (ROOT / "docs" / "admin.md").read_text().partition("## Change the workload key\n")[2]
+    begin, end, *_ = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    environment = {
+        **os.environ,
+        "KUBECONFIG": str(platform.kubeconfig()),
+        "PATH": f"{binary('kubectl').parent}:{os.environ['PATH']}",
+    }
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def data() -> dict[str, str]:
+        path = f"/api/v1/namespaces/{SYSTEM}/secrets/busbar-workload-key"
+        return dict(platform.admin.get(path).expect()["data"])
+
+    before = data()
+    run("bash", "-euo", "pipefail", "-c", begin)
+    both = data()
+    assert both["former"] == before["key"] != both["key"]
+    assert len(base64.b64decode(both["key"]).strip()) == 64
+    rendered = run(
+        str(binary("helm")), "template", "busbar", str(ROOT / "charts" / "busbar"), "-n", SYSTEM,
+        "--dry-run=server", "--is-upgrade", "-s", "templates/secrets.yaml",
+    )  # fmt: skip
+    secrets = {one["metadata"]["name"]: one["data"] for one in yaml.safe_load_all(rendered) if one}
+    assert secrets["busbar-workload-key"] == both
+    assert list(secrets["busbar-api-session"]) == ["secret"]
+    run("bash", "-euo", "pipefail", "-c", end)
+    assert data() == {"key": both["key"]}
+
+
+def ready(count: int) -> Callable[[dict[str, Any]], bool]:
+    return lambda status: status.get("readyReplicas") == count
+
+
+def step(status: dict[str, Any]) -> int:
+    return int((status.get("progress") or {}).get("step", 0))
+
+
+def keys(pods: dict[str, Object], begin: str) -> list[bytes | None]:
+    """The workload keys under which these pods were made."""
+    found = (project_pod(pod) for name, pod in pods.items() if name.startswith(begin))
+    both = (KEY, b"another key of more than sixteen bytes")
+    return [bearers.key_of(pod.bearers, pod.owner_uid, both) for pod in found]
+
+
+def turns(cluster: Cluster, since: int) -> list[tuple[str, str]]:
+    """The replicas that were told to drain, and those that were made, in their order."""
+    found = []
+    for write in cluster.proxy.writes[since:]:
+        meta = (write.body.get("metadata") or {}) if isinstance(write.body, dict) else {}
+        if write.method == "POST" and write.path.endswith("/pods"):
+            found.append(("makes", meta["name"]))
+        elif ANNOTATION_DRAINING in (meta.get("annotations") or {}):
+            found.append(("drains", write.path.rpartition("/")[2]))
+    return found

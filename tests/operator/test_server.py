@@ -225,7 +225,7 @@ def test_routes_carry_the_bearer_for_inference_and_a_former_pods_own() -> None:
         caches.pods.items[made.key] = made
         caches._pod_changed(made.key, None, made)
     key, uid = RENDERING.workload_key, of.metadata.uid
-    [route] = build_routes(caches, key, 1, ("10.0.0.0/8",)).services
+    [route] = build_routes(caches, [key], 1, ("10.0.0.0/8",)).services
     assert route.bearer == bearer_for(key, uid, Role.INFER)
     assert [e.bearer for e in route.endpoints] == [None, former_bearer_for(key, uid)]
     assert route.bearer not in repr(route)
@@ -264,7 +264,7 @@ def test_routes_carry_the_context_that_every_replica_takes(
         caches._pod_changed(made.key, None, made)
     readings = {pod.uid: reading(report) for pod, report in zip(pods, reports, strict=True)}
     readings |= {leaving.uid: reading(16), starting.uid: reading(16)}
-    [route] = build_routes(caches, RENDERING.workload_key, 1, ("10.0.0.0/8",), readings).services
+    [route] = build_routes(caches, [RENDERING.workload_key], 1, ("10.0.0.0/8",), readings).services
     assert route.max_model_len == expected
 
 

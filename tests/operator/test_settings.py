@@ -69,4 +69,18 @@ def test_a_missing_or_short_key_is_refused(tmp_path: Path) -> None:
 
 
 def test_settings_keep_the_key_out_of_their_text() -> None:
-    assert "0123456789abcdef" not in repr(Settings(workload_key=b"0123456789abcdef"))
+    made = Settings(workload_key=b"0123456789abcdef", former_workload_key=b"0123456789abcdef")
+    assert "0123456789abcdef" not in repr(made)
+
+
+def test_the_former_key_is_there_only_while_the_key_is_rotated(tmp_path: Path) -> None:
+    former = tmp_path / "former"
+    env = environment(tmp_path, BUSBAR_FORMER_WORKLOAD_KEY_FILE=str(former))
+    assert load(env).workload_keys == (b"0123456789abcdef",)
+    former.write_text("")
+    assert load(env).workload_keys == (b"0123456789abcdef",)
+    former.write_text("fedcba9876543210\n")
+    assert load(env).workload_keys == (b"0123456789abcdef", b"fedcba9876543210")
+    former.write_text("short")
+    with pytest.raises(SettingsError, match=r"FORMER_WORKLOAD_KEY_FILE.*16 bytes"):
+        load(env)

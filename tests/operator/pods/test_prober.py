@@ -171,6 +171,21 @@ def test_a_replica_that_serves_other_adapters_is_looked_at_again() -> None:
         assert len(seen) == changes
 
 
+async def test_a_pod_of_the_former_key_is_called_with_it_and_one_of_an_unknown_key_is_not() -> None:
+    async def ok(request: web.Request) -> web.Response:
+        return web.json_response({"kind": "training", "phase": "Training", "step": 3, "totalSteps": 9})
+
+    async with workload(ok) as (prober, pod, seen):
+        prober._settings = replace(prober._settings, workload_key=b"n" * 16)
+        await prober.poll_once()
+        assert seen == []
+        assert "made under another workload key" in prober.refusals[pod.uid]
+        prober._settings = replace(prober._settings, former_workload_key=SETTINGS.workload_key)
+        await prober.poll_once()
+        assert prober.training[pod.uid].step == 3
+        assert seen == [f"GET /status Bearer {bearer_for(SETTINGS.workload_key, pod.owner_uid, Role.READ)}"]
+
+
 async def test_a_pod_of_a_release_before_the_roles_is_called_with_its_one_bearer() -> None:
     async def ok(request: web.Request) -> web.Response:
         return web.json_response({"kind": "training", "phase": "Training", "step": 3, "totalSteps": 9})

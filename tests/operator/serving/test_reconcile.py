@@ -21,6 +21,7 @@ from tests.operator.builders import (
     service,
 )
 
+from busbar.kube.contracts.bearers import secret_name
 from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.informer import Key
@@ -320,6 +321,37 @@ def test_a_replica_of_another_workload_key_is_replaced_and_one_of_an_earlier_rel
         update = reconcile(view(wanting(1), replica(0, bearers=secret)))
         assert [reason for reason, _ in update.notices] == reasons
         assert [type(a) for a in update.actions] == [Patch] * len(reasons)
+
+
+def replaced(of: ModelService, *pods: Pod) -> list[str]:
+    """The replicas that are drained because of their key, while it is rotated."""
+    new = replace(RENDERING, workload_key=b"n" * 16, former_workload_key=RENDERING.workload_key)
+    update = reconcile(replace(view(of, *pods), rendering=new))
+    assert {reason for reason, _ in update.notices} <= {"ReplicaReplaced"}
+    return [action.key.name for action in update.actions if isinstance(action, Patch)]
+
+
+def test_while_the_key_is_rotated_replicas_are_replaced_one_at_a_time() -> None:
+    of, two = wanting(2), (replica(0), replica(1))
+    made = replace(replica(2), bearers=secret_name(b"n" * 16, "uid-web"))
+    assert replaced(of, *two) == ["web-0"]
+    assert replaced(wanting(3), replica(1), made) == [], "one that is wanted is not there yet"
+    going = replica(0, draining_since=NOW - timedelta(seconds=3))
+    for present in (
+        (going, replica(1)),
+        (replica(1), replace(made, ready=False)),
+        (replica(0), replica(1, deleting=True)),
+    ):
+        assert "web-1" not in replaced(of, *present)
+    assert replaced(of, replica(1), made) == ["web-1"]
+    assert replaced(of, made, replace(made, key=Key("team", "web-3"), rank=3, uid="uid-web-3")) == []
+
+
+def test_the_only_replica_stays_until_the_former_key_is_taken_away() -> None:
+    assert replaced(wanting(1), replica(0)) == []
+    without = replace(RENDERING, workload_key=b"n" * 16)
+    update = reconcile(replace(view(wanting(1), replica(0)), rendering=without))
+    assert [reason for reason, _ in update.notices] == ["ReplicaReplaced"]
 
 
 def test_the_replicas_that_serve_stay_when_one_must_go() -> None:

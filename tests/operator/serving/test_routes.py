@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,7 @@ from tests.operator.serving.test_reconcile import view
 from tests.operator.serving.test_warm import AWAKE
 
 from busbar.kube.client import KubeClient
+from busbar.kube.contracts.bearers import Role, bearer_for
 from busbar.kube.contracts.demand import ServiceDemand, TenantDemand
 from busbar.kube.contracts.report import ServingReport, StepModelReport
 from busbar.kube.contracts.routes import ReplicaSpeed, ServiceRoute
@@ -24,7 +26,12 @@ from busbar.operator.serving.shares import Shares
 from busbar.operator.watch.caches import Caches
 
 
-def route(told: ServingStatus = AWAKE, shares: Shares = (), **spec: Any) -> ServiceRoute:
+def route(
+    told: ServingStatus = AWAKE,
+    shares: Shares = (),
+    keys: Sequence[bytes] = (RENDERING.workload_key,),
+    **spec: Any,
+) -> ServiceRoute:
     """The route of a service with one replica that says this of itself."""
     caches = Caches(KubeClient(Login(server="http://127.0.0.1:1")), lambda *_: None, inactivity_s=60.0)
     caches.services.items[Key("team", "web")] = service(**spec)
@@ -34,13 +41,23 @@ def route(told: ServingStatus = AWAKE, shares: Shares = (), **spec: Any) -> Serv
     uid = caches.services.items[Key("team", "web")].metadata.uid
     made = build_routes(
         caches,
-        RENDERING.workload_key,
+        keys,
         1,
         ("10.0.0.0/8",),
         {pod.uid: told},
         shares_of={uid: shares}.__getitem__,
     )
     return made.services[0]
+
+
+def test_a_replica_of_the_former_key_is_called_with_its_own_bearer() -> None:
+    old, new = RENDERING.workload_key, b"n" * 16
+    bearers = {}
+    for keys in ([old], [new, old], [new]):
+        made = route(keys=keys)
+        bearers[tuple(keys)] = (made.bearer, made.endpoints[0].bearer)
+    of_old, of_new = (bearer_for(key, "uid-web", Role.INFER) for key in (old, new))
+    assert list(bearers.values()) == [(of_old, None), (of_new, of_old), (of_new, None)]
 
 
 def measured(steps: int = 100, **fields: float) -> ServingStatus:

@@ -234,7 +234,7 @@ def test_the_gateway_sends_nothing_to_a_replica_that_sleeps_or_is_about_to(
     pod = replace(pod, ip="10.0.0.5")
     caches.pods.items[pod.key] = pod
     caches._pod_changed(pod.key, None, pod)
-    made = build_routes(caches, RENDERING.workload_key, 1, ("10.0.0.0/8",))
+    made = build_routes(caches, [RENDERING.workload_key], 1, ("10.0.0.0/8",))
     [endpoint] = made.services[0].endpoints
     assert (endpoint.ready, endpoint.draining) == expected
     assert made.services[0].ready_replicas == expected[0]
