@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections import Counter
 from datetime import datetime
 from typing import Any
 
@@ -150,6 +152,25 @@ async def test_a_gang_comes_up_together_and_finishes_together(apiserver: ApiServ
         assert await cluster.services() == ["gang"]
         script.run_s = 0.0  # seen running: now it may end
         await cluster.until(TRAINING_JOBS, "gang", phase("Succeeded"))
+
+
+async def test_a_gang_costs_two_writes_a_pod_one_service_and_at_most_six_statuses(
+    apiserver: ApiServer,
+) -> None:
+    """With binding and kubelet that is five a pod. The pods end one after another, in more than two seconds."""
+    size, begun = 12, itertools.count()
+    async with Cluster(
+        apiserver, nodes=3, cpu="4", script=lambda pod: Script(run_s=0.5 + 0.2 * next(begun))
+    ) as cluster:
+        periods = ("start_told_s", "count_period_s", "progress_period_s")
+        await cluster.start(**{name: getattr(Settings(), name) for name in periods})
+        await cluster.create(gang_job("gang", size))
+        await cluster.until(TRAINING_JOBS, "gang", phase("Succeeded"))
+        made = Counter((method, path.split("/")[0]) for method, path in writes(cluster))
+        statuses = made.pop(("PATCH", "trainingjobs"))
+        assert made == {("POST", "pods"): size, ("PATCH", "pods"): size, ("POST", "services"): 1}
+        assert statuses <= 6
+        assert len(cluster.kubelet.created) == size
 
 
 async def test_a_failed_attempt_is_tried_again_and_its_lost_work_is_counted(apiserver: ApiServer) -> None:
