@@ -49,6 +49,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
+from benchmarks.control import plots
 from benchmarks.control.given_cluster import GivenCluster
 from benchmarks.control.operator_process import Process, writes
 from benchmarks.control.parts import Parts, Used, busy_s, install_chart
@@ -75,7 +76,6 @@ from busbar.kube.resources import JOBS, NODES, PODS, TRAINING_JOBS
 from busbar.local.simulated import TAINT
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-APART = ("leases", "events")
 SUBMITTING = 8
 """Requests of the client that submits, at a time."""
 IDLE_S, SETTLE_S, SETTLE_LIMIT_S = 180.0, 15.0, 900.0
@@ -256,7 +256,9 @@ async def _story(stage: Stage) -> Object:
     made = writes(stage.server) - before
     own_s = stage.cpu_s() - cpu_s
     jobs = row.jobs + row.storm
-    counted = sum(count for name, count in made.items() if name.split("/")[0] not in APART) - watcher.repeats
+    counted = (
+        sum(count for name, count in made.items() if name.split("/")[0] not in plots.APART) - watcher.repeats
+    )
     found |= {f"last_{what}_s" if what != "ended" else "all_ended_s": watcher.last(what) for what in MOMENTS}
     found |= {
         "ended": dict(watcher.phases),
@@ -368,21 +370,6 @@ async def _idle(stage: Stage) -> Object:
     }
 
 
-def plot(watched: dict[str, Watcher], path: Path) -> None:
-    """How many were admitted, ran and had ended, over time."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(len(watched), 1, figsize=(8, 3 * len(watched)), squeeze=False)
-    for axis, (name, watcher) in zip(axes[:, 0], watched.items(), strict=True):
-        for what in MOMENTS:
-            moments = sorted(watcher.at[what].values())
-            axis.step(moments, range(1, len(moments) + 1), where="post", label=what)
-        axis.set(title=name, xlabel="seconds", ylabel="so far")
-        axis.legend()
-    figure.tight_layout()
-    figure.savefig(path)
-
-
 def arguments() -> tuple[argparse.Namespace, Queue]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     known = [row.name for row in ROWS]
@@ -396,7 +383,9 @@ def arguments() -> tuple[argparse.Namespace, Queue]:
     parser.add_argument("--setup", type=Path, help="manifests that it needs")
     parser.add_argument("--label", help="KEY=VALUE, by which it takes a Job in")
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument(
+        "--plot", type=Path, help="lives over time; beside it FILE-use, with CPU time, writes and memory"
+    )
     given = parser.parse_args()
     if unknown := set(given.rows) - set(known):
         parser.error(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
@@ -428,7 +417,8 @@ def main() -> None:
             }  # fmt: skip
             given.output.write_text(json.dumps(written, indent=1) + "\n")
     if given.plot is not None:
-        plot(watched, given.plot)
+        plots.lives(watched, given.plot)
+        plots.use(found, given.plot.with_stem(f"{given.plot.stem}-use"))
 
 
 if __name__ == "__main__":
