@@ -1,5 +1,6 @@
 """Pages about people: usage, tokens, and the audit trail for admins."""
 
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
@@ -145,7 +146,7 @@ def _token_pages(routes: APIRouter) -> None:
         tenant: Annotated[str, Form(max_length=253)] = "",
         days: Annotated[str, Form(max_length=5)] = "",
     ) -> Response:
-        try:
+        async def make() -> str:
             good_for = whole_or_none(days, "days", "the usual lifetime", least=1)
             if good_for is not None and good_for > MAX_DAYS:
                 raise Invalid(f"days must be at most {MAX_DAYS}", field="days")
@@ -159,11 +160,9 @@ def _token_pages(routes: APIRouter) -> None:
                 limits=limits.read(),
                 address=services_of(request).forwarded.address(request.scope),
             )
-        except Unauthenticated:
-            raise
-        except ApiError as error:
-            return await _tokens(request, caller, problem=error, status=error.status)
-        return await _tokens(request, caller, made=text, status=201)
+            return text
+
+        return await _show_made(request, caller, make())
 
     @routes.post("/tokens/revoke")
     async def revoke_many(
@@ -180,18 +179,16 @@ def _token_pages(routes: APIRouter) -> None:
 
     @routes.post("/tokens/{token_id}/rotate")
     async def rotate(request: Request, token_id: str, caller: Anyone) -> Response:
-        try:
+        async def make() -> str:
             text, _, _ = await services_of(request).token_service.rotate(
                 caller,
                 token_id,
                 overlap=timedelta(hours=OVERLAP_HOURS),
                 address=services_of(request).forwarded.address(request.scope),
             )
-        except Unauthenticated:
-            raise
-        except ApiError as error:
-            return await _tokens(request, caller, problem=error, status=error.status)
-        return await _tokens(request, caller, made=text, status=201)
+            return text
+
+        return await _show_made(request, caller, make())
 
     @routes.post("/tokens/{token_id}/revoke")
     async def revoke(request: Request, token_id: str, caller: Anyone) -> Response:
@@ -219,6 +216,17 @@ class Shown:
     subject: str = ""
     state: Literal["", "live", "ended"] = ""
     before: str = ""
+
+
+async def _show_made(request: Request, caller: Caller, making: Awaitable[str]) -> Response:
+    """The page with the new token, this once; or with what was wrong."""
+    try:
+        text = await making
+    except Unauthenticated:
+        raise
+    except ApiError as error:
+        return await _tokens(request, caller, problem=error, status=error.status)
+    return await _tokens(request, caller, made=text, status=201)
 
 
 async def _tokens(
