@@ -372,6 +372,27 @@ class PhaseSeconds(WireModel):
     idle: float = Field(ge=0)
 
 
+class StepSums(WireModel):
+    """What the steps of one kind were made of since an engine's start, and what they took: the sums of what its step model
+    is fitted to, so that the model's time for just these steps can be told from them."""
+
+    steps: float = Field(ge=0)
+    sequences: float = Field(ge=0)
+    """That got their next token."""
+    context_tokens: float = Field(ge=0)
+    prompt_tokens: float = Field(ge=0)
+    seconds: float = Field(ge=0)
+
+
+class PhaseSteps(WireModel):
+    """An engine's steps by what there was more of in them."""
+
+    prefill: StepSums
+    """More tokens of prompts than decoded ones."""
+    decode: StepSums
+    """All others."""
+
+
 class ReplicaRole(StrEnum):
     """What a serving replica does with a request."""
 
@@ -413,6 +434,8 @@ class ServingStatus(WireModel):
     """0: awake; 1: without KV cache; 2: without weights."""
     phase_seconds: PhaseSeconds | None = None
     """None: it has not begun, or does not tell."""
+    phase_steps: PhaseSteps | None = None
+    """None: the same."""
     report: MaybeServingReport = None
 
 

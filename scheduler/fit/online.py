@@ -117,11 +117,35 @@ def _solved(rows: list[list[float]], right: list[float]) -> list[float] | None:
     return [row[size] / row[i] for i, row in enumerate(table)]
 
 
+@dataclass(frozen=True, slots=True)
+class StepSums:
+    """What steps were made of, and what they took, in all. Never changed, so any thread may read it whole."""
+
+    steps: float = 0
+    sequences: float = 0
+    context_tokens: float = 0
+    prompt_tokens: float = 0
+    seconds: float = 0.0
+
+    def plus(self, other: StepSums) -> StepSums:
+        return StepSums(
+            self.steps + other.steps,
+            self.sequences + other.sequences,
+            self.context_tokens + other.context_tokens,
+            self.prompt_tokens + other.prompt_tokens,
+            self.seconds + other.seconds,
+        )
+
+
 @dataclass
 class Speed:
     """Sums over the steps since the start."""
 
     model: OnlineStepModel = field(default_factory=OnlineStepModel)
+    prefill: StepSums = StepSums()
+    """Of the steps with more prompt tokens than decoded ones."""
+    decode: StepSums = StepSums()
+    """Of all others."""
     decode_tokens: float = 0
     decode_s: float = 0.0
     prefill_tokens: float = 0
@@ -148,10 +172,13 @@ class Speed:
         prompts_s = seconds * self._prompt_part(decoding, prompt_tokens, seconds)
         self.for_prompts_s += prompts_s
         self.for_decoding_s += seconds - prompts_s + beside_s
+        row = StepSums(steps, decoding, context_tokens, prompt_tokens, seconds)
         if prompt_tokens > decoding:
+            self.prefill = self.prefill.plus(row)
             self.prefill_tokens += prompt_tokens + decoding - wrong
             self.prefill_s += seconds
         elif decoding:
+            self.decode = self.decode.plus(row)
             self.decode_tokens += decoding - wrong + prompt_tokens
             self.decode_s += seconds + beside_s
 

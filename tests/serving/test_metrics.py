@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from tests.serving.engines import greedy_params, load_engine
 
+from busbar.kube.contracts.workload import StepSums
 from busbar.workloads.serving.core import EngineCore
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.metrics import ITL_S, LATENCY_S, MOST_ADAPTERS, TTFT_S, Metrics, one_two_five
+from busbar.workloads.serving.report import phase_steps
 
 FROZEN = {
     "vllm:num_requests_running": "gauge",
@@ -208,3 +210,29 @@ def test_adapters_names_are_a_bounded_set_of_labels() -> None:
     text = metrics.render().decode()
     assert text.count("\nvllm:lora_requests_info{") == 1
     assert 'running_lora_adapters="a,b",waiting_lora_adapters=""} 2.0' in text
+
+
+def test_the_status_says_what_the_steps_of_each_phase_were_made_of(loaded: Loaded, clock: Clock) -> None:
+    core = loaded.core
+    object.__setattr__(core.scheduler.limits, "max_batched_tokens", 16)
+    plan = core.scheduler.plan
+
+    def plan_then_wait(*asked: Any) -> object:
+        step = plan(*asked)
+        clock.now += 1.0
+        return step
+
+    core.scheduler.plan = plan_then_wait  # type: ignore[method-assign, assignment]
+    core.submit("r", list(range(1, 41)), greedy_params(5, ignore_eos=True), arrived_s=0.0)
+    while not core.idle:
+        core.step()
+    told = phase_steps(core.speed)
+    # The prompt of 40 tokens in pieces of 16; then four tokens behind 41, 42, 43 and 44.
+    assert told.prefill == StepSums(
+        steps=3, sequences=0, context_tokens=16 + 32 + 40, prompt_tokens=40, seconds=3.0
+    )
+    assert told.decode == StepSums(
+        steps=4, sequences=4, context_tokens=41 + 42 + 43 + 44, prompt_tokens=0, seconds=4.0
+    )
+    spent = core.phase_seconds
+    assert (told.prefill.seconds, told.decode.seconds) == (spent.prefill, spent.decode)

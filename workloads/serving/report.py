@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import asdict
 
 from busbar.kube.contracts.report import ServingReport
-from busbar.kube.contracts.workload import TenantBlocks
+from busbar.kube.contracts.workload import PhaseSteps, StepSums, TenantBlocks
+from busbar.scheduler.fit.online import Speed
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.scheduler import Scheduler
 from busbar.workloads.serving.settings import ServerSettings
@@ -93,6 +95,12 @@ def _streamed(loaded: Loaded) -> dict[str, object]:
         "streamBytesPerSecond": None if rate is None else rate.lately,
         "streamIsSlow": rate is not None and rate.slow,
     }
+
+
+def phase_steps(speed: Speed) -> PhaseSteps:
+    """What the steps of each phase were made of, and took. Any thread may ask."""
+    prefill, decode = (StepSums.model_validate(asdict(of)) for of in (speed.prefill, speed.decode))
+    return PhaseSteps(prefill=prefill, decode=decode)
 
 
 def tenant_blocks(scheduler: Scheduler) -> list[TenantBlocks]:

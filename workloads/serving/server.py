@@ -77,7 +77,7 @@ from busbar.workloads.serving.openai_request import (
     parse_tokenize,
 )
 from busbar.workloads.serving.openai_response import Answer, Choice
-from busbar.workloads.serving.report import table_report, tenant_blocks
+from busbar.workloads.serving.report import phase_steps, table_report, tenant_blocks
 from busbar.workloads.serving.resume import Asked, parse_resume, read_terms, stream_digest, take_over
 from busbar.workloads.serving.served_models import LOAD_PATH, UNLOAD_PATH, ServedModels
 from busbar.workloads.serving.settings import ServerSettings
@@ -190,6 +190,7 @@ class Server:
                 "saturated": core.saturated,
                 "sleep_level": int(self.engine.sleep_level),
                 "phase_seconds": core.phase_seconds,
+                "phase_steps": phase_steps(core.speed),
                 "report": table_report(loaded, self.settings),
             }
         )

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from busbar.scheduler.fit.online import FORGETTING, OnlineStepModel, Speed
+from busbar.scheduler.fit.online import FORGETTING, OnlineStepModel, Speed, StepSums
 
 
 def test_the_fit_recovers_the_coefficients_of_a_noisy_law() -> None:
@@ -74,6 +74,16 @@ def test_tokens_per_second_are_counted_by_kind_of_step() -> None:
     report = speed.report()
     assert report["prefillTokensPerSecond"] == 100.0
     assert report["decodeTokensPerSecond"] == 10.0
+
+
+def test_what_steps_were_made_of_is_summed_by_kind_of_step() -> None:
+    speed = Speed()
+    speed.record(decoding=2, context_tokens=100, prompt_tokens=98, seconds=1.0)
+    for _ in range(2):
+        speed.record(decoding=5, context_tokens=300, prompt_tokens=3, seconds=0.5, beside_s=0.25)
+    speed.record(decoding=40, context_tokens=4000, prompt_tokens=0, seconds=1.5, steps=10)
+    assert speed.prefill == StepSums(1, 2, 100, 98, 1.0)
+    assert speed.decode == StepSums(12, 50, 4600, 6, 2.5), "without what a draft took beside them"
 
 
 def test_seconds_of_steps_that_do_both_are_divided_by_tokens_and_then_by_the_model() -> None:
