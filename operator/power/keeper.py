@@ -24,11 +24,12 @@ from busbar.kube.types.power_domain import PowerDomainStatus
 from busbar.kube.types.reasons import ConditionType
 from busbar.operator.decisions import Decision
 from busbar.operator.errors import Fenced, LaneFull
+from busbar.operator.power.board_limits import HeldNodes
 from busbar.operator.power.draw import Draw, Overrun, draw_of, watched
 from busbar.operator.power.energy import EnergyBook
 from busbar.operator.power.gatherer import Gatherer, Source, sources
 from busbar.operator.power.lessor import Lessor
-from busbar.operator.power.limited_runs import HeldNodes, limited_runs, with_curves
+from busbar.operator.power.limited_runs import limited_runs, with_curves
 from busbar.operator.power.membership import Membership, membership
 from busbar.operator.power.meters import Metered
 from busbar.operator.power.metrics import PowerMetrics

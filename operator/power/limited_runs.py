@@ -1,4 +1,4 @@
-"""Which training jobs run on boards that policies limit, and under which limits; and where limits hold what runs. Pure.
+"""Which training jobs run on boards that policies limit, and under which limits. Pure.
 
 A gang runs at the speed of its slowest pod, so the lowest limit of its nodes is its own. Nobody says which boards of a
 node a pod holds: where the boards of a node have different limits, a job's limit is not known.
@@ -14,20 +14,14 @@ from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob
 from busbar.kube.types.training_status import PowerUse, TrainingJobStatus
 from busbar.operator.pods.manifests import KIND_TRAINING
+from busbar.operator.power.board_limits import holds_any, in_force, limit_of
 from busbar.operator.power.membership import Membership
-from busbar.operator.power.readings import Metered, Reading
+from busbar.operator.power.readings import Reading
 from busbar.operator.power.work import PLAIN, NodeWork, WorkKind
-from busbar.operator.profiles.paces import STEADY, UNSEEN, Cost, LimitCurves, LimitedRun, Told, Work
+from busbar.operator.profiles.paces import UNSEEN, Cost, LimitCurves, LimitedRun, Told, Work
 from busbar.operator.profiles.speeds import run_of
 from busbar.operator.profiles.table import class_of
 from busbar.operator.watch.projections import Pod
-
-AT_LIMIT = 0.9
-"""Boards that draw less than this part of their limits are not held by them."""
-
-
-HELD_S = 120.0
-"""For so long after a limit has held its boards a replica's speeds are not those without limits."""
 
 
 def limited_runs(
@@ -57,7 +51,7 @@ def limited_runs(
             continue
         nodes = tuple(sorted({pod.node for pod in placed}))
         if all(map(found.is_limited, nodes)):
-            fresh = [reading for node in nodes if (reading := _fresh(readings.get(node), fresh_from_s))]
+            fresh = [reading for node in nodes if (reading := in_force(readings.get(node), fresh_from_s))]
             runs.append(_run(job, job.status, placed, nodes, fresh, told))
     return runs
 
@@ -76,13 +70,6 @@ def power_use(job: TrainingJob, curves: LimitCurves) -> PowerUse | None:
     )
 
 
-def _fresh(reading: Reading | None, from_s: float) -> Reading | None:
-    """The reading if its limits are real and of this moment."""
-    if reading is None or reading.at_s < from_s or reading.is_simulated or reading.refuses:
-        return None
-    return reading if reading.boards else None
-
-
 def _run(
     job: TrainingJob,
     status: TrainingJobStatus,
@@ -93,7 +80,7 @@ def _run(
 ) -> LimitedRun:
     place = status.admission
     assert place is not None
-    parts = [_part(reading) for reading in readings]
+    parts = [limit_of(reading) for reading in readings]
     known = [part for part in parts if part is not None]
     lead = min(placed, key=lambda pod: pod.rank)
     verified = place.image is not None and place.image.verified
@@ -104,51 +91,10 @@ def _run(
         part=min(known) if len(known) == len(nodes) else None,
         told=_told(told.get(lead.uid)) if verified and lead.rank == 0 else None,
         nodes=nodes,
-        binds=any(_binds(reading) for reading in readings),
+        binds=any(holds_any(reading) for reading in readings),
         cap=1.0 if place.power_cap_percent is None else place.power_cap_percent / 100,
         before=UNSEEN if spent is None else Cost(float(spent.seconds), spent.slowdown),
     )
-
-
-def _part(reading: Reading) -> float | None:
-    """The limit of the node's boards, of what they draw at most."""
-    parts = [
-        1.0 if board.limit_w is None else min(board.limit_w / board.nameplate_w, 1.0)
-        for board in reading.boards.values()
-        if board.nameplate_w > 0
-    ]
-    return min(parts) if parts and max(parts) - min(parts) <= STEADY else None
-
-
-class HeldNodes:
-    """Nodes whose boards limits have held lately. What a serving engine measures there is slower than without limits, and its step
-    model forgets what it has seen after some thousand steps."""
-
-    def __init__(self) -> None:
-        self._until_s: dict[str, float] = {}
-
-    def look(self, readings: Mapping[str, Reading], fresh_from_s: float, now_s: float) -> None:
-        """To be called once a second; readings of before `fresh_from_s` count for nothing."""
-        self._until_s = {node: until for node, until in self._until_s.items() if until > now_s}
-        for node, reading in readings.items():
-            if _fresh(reading, fresh_from_s) is not None and _is_held(reading):
-                self._until_s[node] = now_s + HELD_S
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(self._until_s)
-
-
-def _is_held(reading: Reading) -> bool:
-    return any(board.is_capped and _at_limit(board) for board in reading.boards.values())
-
-
-def _binds(reading: Reading) -> bool:
-    return any(map(_at_limit, reading.boards.values()))
-
-
-def _at_limit(board: Metered) -> bool:
-    return board.limit_w is not None and board.watts >= AT_LIMIT * board.limit_w
 
 
 def _told(reading: TrainingStatus | None) -> Told | None:

@@ -13,7 +13,8 @@ from busbar.kube.contracts.power import Backend, LimitsReport
 from busbar.kube.contracts.workload import StepPhaseSeconds, TrainingStatus
 from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob
-from busbar.operator.power.limited_runs import HELD_S, HeldNodes, limited_runs, power_use, with_curves
+from busbar.operator.power.board_limits import HELD_S, HeldNodes
+from busbar.operator.power.limited_runs import limited_runs, power_use, with_curves
 from busbar.operator.power.membership import membership
 from busbar.operator.power.readings import HOST, Metered, Reading
 from busbar.operator.power.work import NodeWork, WorkKind
