@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -12,7 +11,6 @@ from busbar.kube.types.service_status import PoolReplicas
 from busbar.operator.accounting.budgets import Hold
 from busbar.operator.pods.manifests import FIRST_DECODE
 from busbar.operator.watch.projections import Pod
-from busbar.scheduler import Placement, Resources
 
 
 def kept_pods(
@@ -121,16 +119,3 @@ def startable(service: ModelService, pods: Iterable[Pod], budget: Hold) -> int:
     if budget.stops:
         return 0
     return max(0, service.spec.min_replicas - len(kept_pods(service, pods)))
-
-
-def place_of(pod: Pod) -> Placement | None:
-    """The placement that a replica's pod was created with."""
-    if not pod.placement:
-        return None
-    try:
-        raw = json.loads(pod.placement)
-        per_pod = Resources(**{k: int(v) for k, v in raw["perPod"].items()})
-        pool, accelerator, mode, node = (str(raw[k]) for k in ("pool", "accelerator", "mode", "node"))
-        return Placement(pool, accelerator, mode, (node,), per_pod)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        return None  # an annotation; outside tenants' namespaces anybody may have written it

@@ -20,13 +20,14 @@ from busbar.operator.accounting.lost_work import caused
 from busbar.operator.decisions import Decision, Wait
 from busbar.operator.pods import manifests
 from busbar.operator.pods.engine_image import EngineImage
+from busbar.operator.pods.replica_place import place_of
 from busbar.operator.profiles.serving_speeds import measured, remembered
 from busbar.operator.profiles.table import rates_of
 from busbar.operator.serving.adapters import adapter_rows
 from busbar.operator.serving.conditions import conditions_of, outlines
 from busbar.operator.serving.fleets import Change
 from busbar.operator.serving.load_status import load_fields
-from busbar.operator.serving.replicas import kept_pods, place_of, startable
+from busbar.operator.serving.replicas import kept_pods, startable
 from busbar.operator.serving.scaling_status import (
     by_pool,
     forecast_status,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.operator.builders import running
 
-from busbar.operator.serving.replicas import place_of
+from busbar.operator.pods.replica_place import place_of
 
 
 @pytest.mark.parametrize(
