@@ -26,6 +26,7 @@ from busbar.operator.accounting.allocations import (
 from busbar.operator.decisions import Admit, Deadline, Decision, Forecast, Reserved, Wait
 from busbar.operator.energy.ledger import Ledger
 from busbar.operator.metrics import Metrics
+from busbar.operator.pods.engine_image import EngineImage
 from busbar.operator.pods.foreign_pods import admit_pod, is_claim, lacking, release_job
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING, Rendering
 from busbar.operator.pods.orphans import Reaper
@@ -142,6 +143,7 @@ class Handlers:
             replicas=prober.serving,
             trainers=prober.training,
             curves=self.profiles.curves,
+            engine=EngineImage(self._rendering.workloads_image, settings.workloads_digests),
         )
 
     async def training_job(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:

@@ -245,6 +245,11 @@ class PowerCurve(StatusModel):
 
     accelerator: ShortText = Field(description="Accelerator type.")
     mode: ShortText = Field(default="resident", description="Engine mode.")
+    phase: ShortText = Field(
+        default="Training",
+        description="Training; or of a serving class Prefill, steps with more tokens of prompts than decoded ones, or"
+        " Decode, all others.",
+    )
     points: Annotated[list[CurvePoint], Field(max_length=32)] = Field(
         default_factory=list, description="From the lowest limit that was measured to the highest."
     )
@@ -293,7 +298,7 @@ class PerformanceProfileStatus(StatusModel):
                 max_length=MOST_CURVES,
                 json_schema_extra={
                     "x-kubernetes-list-type": "map",
-                    "x-kubernetes-list-map-keys": ["accelerator", "mode"],
+                    "x-kubernetes-list-map-keys": ["accelerator", "mode", "phase"],
                 },
             ),
         ]

@@ -53,9 +53,9 @@ def _is_held(reading: Reading) -> bool:
     return any(board.is_capped and is_at_limit(board) for board in reading.boards.values())
 
 
-def holds_any(reading: Reading) -> bool:
-    """Whether a board draws as much as its limit lets it."""
-    return any(map(is_at_limit, reading.boards.values()))
+def at_limit(reading: Reading) -> int:
+    """How many boards draw as much as their limits let them."""
+    return sum(map(is_at_limit, reading.boards.values()))
 
 
 def is_at_limit(board: Metered) -> bool:

@@ -24,11 +24,13 @@ from busbar.kube.types.power_domain import PowerDomainStatus
 from busbar.kube.types.reasons import ConditionType
 from busbar.operator.decisions import Decision
 from busbar.operator.errors import Fenced, LaneFull
+from busbar.operator.pods.engine_image import EngineImage
 from busbar.operator.power.board_limits import HeldNodes
 from busbar.operator.power.draw import Draw, Overrun, draw_of, watched
 from busbar.operator.power.energy import EnergyBook
 from busbar.operator.power.gatherer import Gatherer, Source, sources
 from busbar.operator.power.lessor import Lessor
+from busbar.operator.power.limited_replicas import LimitedReplicas
 from busbar.operator.power.limited_runs import limited_runs, with_curves
 from busbar.operator.power.membership import Membership, membership
 from busbar.operator.power.meters import Metered
@@ -91,17 +93,22 @@ class PowerKeeper:
         replicas: Mapping[str, ServingStatus] = MappingProxyType({}),
         trainers: Mapping[str, TrainingStatus] = MappingProxyType({}),
         curves: LimitCurves | None = None,
+        engine: EngineImage | None = None,
     ) -> None:
         """
         Args:
             prices: of a watt-hour by domain, in work, as of the last plan.
             replicas: what serving pods said last, by uid; its content changes.
             trainers: the same of training pods.
-            curves: what limits cost; learns from the jobs here.
+            curves: what limits cost; learns from the jobs and replicas here.
+            engine: the platform's own image, whose replicas teach; None: none does.
         """
         self._replicas, self._prompt_shares = replicas, PromptShares()
         self._trainers, self.curves = trainers, curves or LimitCurves()
         self.held = HeldNodes()
+        self._limited_replicas = LimitedReplicas(
+            engine or EngineImage(""), lambda: caches.profiles.items.values()
+        )
         self._prices = prices
         self.meters: Mapping[str, Metered] = {}
         """What the feeds' own meters say (`meters.py`), by domain."""
@@ -189,6 +196,9 @@ class PowerKeeper:
         fresh_from_s = now_s - self._settings.power_fresh_s
         readings = self.gatherer.readings
         runs = limited_runs(self.membership, readings, pods.values(), jobs, self._trainers, fresh_from_s)
+        runs += self._limited_replicas.look(
+            self.membership, readings, pods.values(), self._replicas, fresh_from_s
+        )
         self.curves.look(runs, now_s)
         self.held.look(readings, fresh_from_s, now_s)
         return with_curves(works, runs, self.curves, now_s)

@@ -1,4 +1,4 @@
-"""Which training jobs run on boards that policies limit, and under which limits. Pure.
+"""Which training jobs run on boards that policies limit, and under which limits; and what is known of nodes by it. Pure.
 
 A gang runs at the speed of its slowest pod, so the lowest limit of its nodes is its own. Nobody says which boards of a
 node a pod holds: where the boards of a node have different limits, a job's limit is not known.
@@ -14,7 +14,7 @@ from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob
 from busbar.kube.types.training_status import PowerUse, TrainingJobStatus
 from busbar.operator.pods.manifests import KIND_TRAINING
-from busbar.operator.power.board_limits import holds_any, in_force, limit_of
+from busbar.operator.power.board_limits import at_limit, in_force, limit_of
 from busbar.operator.power.membership import Membership
 from busbar.operator.power.readings import Reading
 from busbar.operator.power.work import PLAIN, NodeWork, WorkKind
@@ -22,6 +22,7 @@ from busbar.operator.profiles.paces import UNSEEN, Cost, LimitCurves, LimitedRun
 from busbar.operator.profiles.speeds import run_of
 from busbar.operator.profiles.table import class_of
 from busbar.operator.watch.projections import Pod
+from busbar.scheduler.power import CapCurve, Phase
 
 
 def limited_runs(
@@ -91,7 +92,7 @@ def _run(
         part=min(known) if len(known) == len(nodes) else None,
         told=_told(told.get(lead.uid)) if verified and lead.rank == 0 else None,
         nodes=nodes,
-        binds=any(holds_any(reading) for reading in readings),
+        binds=any(at_limit(reading) for reading in readings),
         cap=1.0 if place.power_cap_percent is None else place.power_cap_percent / 100,
         before=UNSEEN if spent is None else Cost(float(spent.seconds), spent.slowdown),
     )
@@ -106,9 +107,10 @@ def _told(reading: TrainingStatus | None) -> Told | None:
 def with_curves(
     works: Mapping[str, NodeWork], runs: Iterable[LimitedRun], curves: LimitCurves, now_s: float
 ) -> dict[str, NodeWork]:
-    """The works of nodes with what is known of their jobs, and with trials of what is not.
+    """The works of nodes with what is known of their jobs and replicas, and with trials of what is not.
 
-    A node has a curve where all its boards train the same work, and a trial where they are one job's.
+    A node has a curve of a phase where all its boards do the same work in it, and a trial where they are one job's.
+    Replicas are not tried: somebody waits for their answers, and as their load moves so do their limits.
     """
     on: dict[str, list[LimitedRun]] = {}
     for run in runs:
@@ -117,8 +119,18 @@ def with_curves(
     found = dict(works)
     for node, here in on.items():
         known = found.get(node, PLAIN)
-        if known.kind is not WorkKind.TRAINING or len({run.work for run in here}) > 1:
+        if known.kind is WorkKind.UNKNOWN:
             continue
-        factor = curves.weight(here[0], now_s) if len(here) == 1 else 1.0
-        found[node] = replace(known, curve=curves.curve(here[0].work), weight=factor * known.weight)
+        tried = known.kind is WorkKind.TRAINING and len(here) == 1
+        factor = curves.weight(here[0], now_s) if tried else 1.0
+        found[node] = replace(known, curves=_curves(here, curves), weight=factor * known.weight)
     return found
+
+
+def _curves(here: Iterable[LimitedRun], curves: LimitCurves) -> dict[Phase, CapCurve]:
+    """Of each phase in which all do the same work, if enough is known of it."""
+    works: dict[Phase, set[Work]] = {}
+    for run in here:
+        works.setdefault(run.work.phase, set()).add(run.work)
+    alike = {phase: next(iter(of)) for phase, of in works.items() if len(of) == 1}
+    return {phase: curve for phase, work in alike.items() if (curve := curves.curve(work)) is not None}

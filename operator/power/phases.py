@@ -52,8 +52,14 @@ def fitted(
     high = sum(runs)
     rest_w = math.fsum(watts for watts in draws if watts <= middle_w) / (len(draws) - high)
     phases = (
-        PhaseLoad(Phase.PREFILL, high / len(draws), max(want_w, high_w), high / len(runs)),
-        PhaseLoad(Phase.DECODE, 1.0 - high / len(draws), rest_w),
+        PhaseLoad(
+            Phase.PREFILL,
+            high / len(draws),
+            max(want_w, high_w),
+            high / len(runs),
+            work.curves.get(Phase.PREFILL),
+        ),
+        PhaseLoad(Phase.DECODE, 1.0 - high / len(draws), rest_w, curve=work.curves.get(Phase.DECODE)),
     )
     mean_w = math.fsum(draws) / len(draws)
     variance = math.fsum((watts - mean_w) ** 2 for watts in draws) / len(draws)
@@ -62,7 +68,11 @@ def fitted(
 
 def _steady(want_w: float, work: NodeWork) -> tuple[PhaseLoad, ...]:
     if work.kind is not WorkKind.SERVING:
-        return (PhaseLoad(Phase.TRAINING, 1.0, want_w, curve=work.curve),)
+        return (PhaseLoad(Phase.TRAINING, 1.0, want_w, curve=work.curves.get(Phase.TRAINING)),)
     part = 1.0 if work.prompt_part is None else work.prompt_part
     shares = {Phase.PREFILL: part, Phase.DECODE: 1.0 - part}
-    return tuple(PhaseLoad(phase, share, want_w) for phase, share in shares.items() if share > 0)
+    return tuple(
+        PhaseLoad(phase, share, want_w, curve=work.curves.get(phase))
+        for phase, share in shares.items()
+        if share > 0
+    )

@@ -10,7 +10,7 @@ of the node. It is told to the node's agent with the lease, and holds until the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -20,7 +20,7 @@ from busbar.kube.types.training_status import TERMINAL_PHASES
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING
 from busbar.operator.power.membership import Membership
 from busbar.operator.watch.projections import Pod
-from busbar.scheduler.power import CapCurve
+from busbar.scheduler.power import CapCurve, Phase
 
 PLAIN_PRIORITY = 100
 """Weighs 1: what jobs have unless they say otherwise. Twice the priority is twice the weight."""
@@ -50,8 +50,8 @@ class NodeWork:
     kind: WorkKind = WorkKind.UNKNOWN
     prompt_part: float | None = None
     """Of a serving node's busy time, what its engines spend on prompts, in the mean of its boards; None: some do not tell."""
-    curve: CapCurve | None = None
-    """What limits cost the training on its boards, where that was measured."""
+    curves: Mapping[Phase, CapCurve] = field(default_factory=dict)
+    """What limits cost the work on its boards by phase, where that was measured."""
 
 
 PLAIN = NodeWork()

@@ -36,7 +36,7 @@ from busbar.operator.profiles.reconcile import (
     reconcile,
     too_soon,
 )
-from busbar.operator.profiles.serving_speeds import believed, of_class
+from busbar.operator.profiles.serving_speeds import checked, of_class
 from busbar.operator.profiles.table import class_of, performance_table, report_of
 from busbar.operator.queue.controller import Controller
 from busbar.operator.settings import Settings
@@ -112,7 +112,7 @@ class ProfileKeeper:
             self._table, self._shown = None, table
             self._notify(table)
         there = by_class(self._caches.profiles.items.values())
-        served = {m.workload_class for s in self._caches.services.items.values() for m in believed(s)}
+        served = {m.workload_class for s in self._caches.services.items.values() for m in checked(s)}
         classes, running = served | classes, served | running
         for name in sorted(classes & there.keys()):
             self._controller.add("PerformanceProfile", Key("", there[name].metadata.name))

@@ -1,8 +1,11 @@
-"""What limits cost training jobs, from the limits of their boards and from what their engines count. Pure.
+"""What limits cost jobs and replicas, from the limits of their boards and from what their engines count. Pure.
 
-Once a second each run is looked at: the limit in force on its boards, as their nodes read it back, and the tokens and
+Once a second each run is looked at: the limit in force on its boards, as their nodes read it back, and the work and
 the seconds of steps that its engine has counted. Both counters stand still between steps, so their ratio is the speed
 of whole steps however long one takes. A stretch of half a minute under one limit teaches (`scheduler/power/curves.py`).
+
+The work of training is its tokens. A replica's steps differ, so their work is the time that a step model without limits
+has for them (`power/limited_replicas.py`), and each phase is a run of its own: prompts feel a limit more than decoding does.
 
 Engines run in tenants' pods, so only runs of the platform's own engine come here, and of these only what can be: a step
 takes no longer than the time that has passed. Simulated boards limit nothing and teach nothing.
@@ -14,20 +17,21 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from busbar.scheduler.power import CapCurve, Phase
 from busbar.scheduler.power.curves import (
     KNOWN_S,
+    PUBLISHED,
     USED_S,
     Compared,
     Evidence,
     Pace,
     Pair,
     added,
-    curve_of,
+    fitted,
     seconds_of,
     slowdown,
     trial_weight,
 )
-from busbar.scheduler.power.telemetry import CapCurve
 
 STRETCH_S = 30.0
 """Of steps; shorter ones are too noisy."""
@@ -35,6 +39,10 @@ STEADY = 0.05
 """Limits of a stretch, and of the boards of a job, that are further apart are several."""
 LEAST_BUSY = 0.5
 """Of the time that passes, in steps: the rest is evaluation, or a checkpoint, and nobody knows under which limit."""
+LEAST_STEPS_S = 5.0
+"""Of steps, of a run that pauses: its stretch goes on until it has so many."""
+LONGEST_STRETCH_S = 300.0
+"""Then a run that pauses does next to nothing, and its stretch begins anew."""
 CLOCK_SLACK_S = 10.0
 """A job's numbers may be so old, so its counters may seem to run ahead."""
 MOST_WORKS = 1000
@@ -43,21 +51,20 @@ LONGEST_S = 3.0
 """Between two looks, that count for what limits have cost: nobody knows what an operator missed that was stopped."""
 
 
-PUBLISHED = curve_of({})
-
-
 class Work(NamedTuple):
     """What limits cost alike."""
 
     workload_class: str
     accelerator: str
     mode: str
+    phase: Phase = Phase.TRAINING
 
 
 class Told(NamedTuple):
     """What an engine has counted since its start."""
 
-    tokens: int
+    done: float
+    """Tokens, or the seconds that its steps would have taken without limits."""
     seconds: float
 
 
@@ -91,17 +98,38 @@ class LimitedRun:
     """The limit under which the job was admitted."""
     before: Cost = UNSEEN
     """What is written of it; counts for a run that is seen for the first time."""
+    pauses: bool = False
+    """It serves: it has pauses, and draws much only while it has much to do. So few seconds of steps make a stretch, and a
+    limit that never held its boards shows nothing of what it would cost a busy one."""
 
 
 @dataclass(slots=True)
 class _Stretch:
     since: Told
     since_s: float
-    parts: list[float] = field(default_factory=list)
+    low: float
+    high: float
+    looks: int = 0
+    total: float = 0.0
+    """Of the parts at all looks."""
+    held: bool = False
+
+    @classmethod
+    def begun(cls, told: Told, now_s: float, part: float, *, held: bool) -> _Stretch:
+        return cls(told, now_s, part, part, 1, part, held)
+
+    def look(self, part: float, *, held: bool) -> None:
+        self.low, self.high = min(self.low, part), max(self.high, part)
+        self.looks, self.total, self.held = self.looks + 1, self.total + part, self.held or held
 
     @property
     def is_steady(self) -> bool:
-        return max(self.parts) - min(self.parts) <= STEADY
+        return self.high - self.low <= STEADY
+
+    @property
+    def part(self) -> float:
+        """In the mean."""
+        return self.total / self.looks
 
 
 @dataclass(slots=True)
@@ -192,9 +220,9 @@ class LimitCurves:
         """The best curve now: the published one where nothing is known."""
         evidence = self.evidence.get(work)
         if evidence is None:
-            return PUBLISHED
+            return PUBLISHED[work.phase]
         if work not in self._curves:
-            self._curves[work] = curve_of(evidence)
+            self._curves[work] = fitted(work.phase, evidence)
         return self._curves[work]
 
     def _cost(self, before: Cost, run: LimitedRun, passed_s: float) -> Cost:
@@ -215,23 +243,25 @@ class LimitCurves:
             return {}
         is_news, kept.told = told != kept.told, told
         if stretch is not None:
-            stretch.parts.append(run.part)
+            stretch.look(run.part, held=run.binds)
             if not stretch.is_steady:
                 stretch = kept.stretch = None
         if not is_news:
             return {}
         if stretch is None:
-            kept.stretch = _Stretch(told, now_s, [run.part])
+            kept.stretch = _Stretch.begun(told, now_s, run.part, held=run.binds)
             return {}
-        tokens, seconds = told.tokens - stretch.since.tokens, told.seconds - stretch.since.seconds
+        done, seconds = told.done - stretch.since.done, told.seconds - stretch.since.seconds
         passed_s = now_s - stretch.since_s
-        if tokens < 0 or not 0 <= seconds <= passed_s + CLOCK_SLACK_S:
+        if not (done >= 0 and 0 <= seconds <= passed_s + CLOCK_SLACK_S):
             kept.stretch = None
             return {}
-        if passed_s < STRETCH_S:
+        least_s = LEAST_STEPS_S if run.pauses else max(LEAST_BUSY * passed_s, STRETCH_S * LEAST_BUSY)
+        waits = run.pauses and seconds < least_s and passed_s < LONGEST_STRETCH_S
+        if passed_s < STRETCH_S or waits:
             return {}
-        kept.stretch = _Stretch(told, now_s, [run.part])
-        if tokens == 0 or seconds < max(LEAST_BUSY * passed_s, STRETCH_S * LEAST_BUSY):
+        kept.stretch = _Stretch.begun(told, now_s, run.part, held=run.binds)
+        loose = run.pauses and not stretch.held and stretch.part < 1.0 - STEADY
+        if done == 0 or seconds < least_s or loose:
             return {}
-        part = sum(stretch.parts) / len(stretch.parts)
-        return kept.pace.heard(part, tokens / seconds, seconds, self._fitted(run.work))
+        return kept.pace.heard(stretch.part, done / seconds, seconds, self._fitted(run.work))

@@ -23,7 +23,17 @@ from busbar.operator.profiles.paces import Work
 from busbar.scheduler import Cell, Source
 from busbar.scheduler.fit import accelerator
 from busbar.scheduler.model.table import Place, type_of
-from busbar.scheduler.power.curves import KNOWN_S, LEVELS, Compared, Evidence, Pair, curve_of, seconds_of
+from busbar.scheduler.power import Phase
+from busbar.scheduler.power.curves import (
+    KNOWN_S,
+    LEVELS,
+    PUBLISHED,
+    Compared,
+    Evidence,
+    Pair,
+    fitted,
+    seconds_of,
+)
 
 CAPS = (80, 70, 60, 50)
 """Percent. Above them little is saved, and below them hardly any work is worth its watts."""
@@ -43,26 +53,29 @@ def stored(workload_class: str, status: PerformanceProfileStatus | None) -> dict
                     pairs[low, high] = Compared(each.seconds, each.log_slower)
                 except ValueError:
                     continue
-        if pairs:
-            found[Work(workload_class, curve.accelerator, curve.mode)] = pairs
+        if pairs and curve.phase in PUBLISHED:
+            found[Work(workload_class, curve.accelerator, curve.mode, Phase(curve.phase))] = pairs
     return found
 
 
 def written(old: Iterable[PowerCurve] | None, evidence: Mapping[Work, Evidence]) -> list[PowerCurve] | None:
     """The curves of one class to write: fresh ones where something was learned, and those that stand there."""
-    found = {(curve.accelerator, curve.mode): curve for curve in old or ()}
+    found = {_key(curve): curve for curve in old or ()}
     for work, of in evidence.items():
-        found[work.accelerator, work.mode] = _curve(work, of)
+        curve = _curve(work, of)
+        found[_key(curve)] = curve
     most = sorted(found.items(), key=lambda item: (-_worth_s(item[1]), item[0]))[:MOST_CURVES]
     return [curve for _, curve in sorted(most)] or None
 
 
 def grew(old: Iterable[PowerCurve] | None, new: Iterable[PowerCurve] | None) -> bool:
     """Whether there is so much more evidence that it should be written."""
-    before = {(curve.accelerator, curve.mode): _worth_s(curve) for curve in old or ()}
-    return any(
-        _worth_s(curve) > STEP_UP * before.get((curve.accelerator, curve.mode), 0.0) for curve in new or ()
-    )
+    before = {_key(curve): _worth_s(curve) for curve in old or ()}
+    return any(_worth_s(curve) > STEP_UP * before.get(_key(curve), 0.0) for curve in new or ())
+
+
+def _key(curve: PowerCurve) -> tuple[str, str, str]:
+    return curve.accelerator, curve.mode, curve.phase
 
 
 def _worth_s(curve: PowerCurve) -> float:
@@ -75,9 +88,10 @@ def _curve(work: Work, evidence: Evidence) -> PowerCurve:
     return PowerCurve(
         accelerator=work.accelerator,
         mode=work.mode,
+        phase=work.phase.value,
         points=[
             CurvePoint(percent=level, slowdown=round(factor, 3))
-            for level, (_, factor) in zip(LEVELS, curve_of(evidence).points, strict=True)
+            for level, (_, factor) in zip(LEVELS, fitted(work.phase, evidence).points, strict=True)
             if level >= lowest
         ],
         comparisons=[
@@ -108,7 +122,7 @@ def capped(
     curves = {
         (work.accelerator, work.mode): of
         for work, of in stored(workload_class, status).items()
-        if seconds_of(of) >= KNOWN_S
+        if work.phase is Phase.TRAINING and seconds_of(of) >= KNOWN_S
     }
     shared = [cell for cell in (*cells, *learned) if not cell.tenant]
     own = {(cell.accelerator, cell.mode) for cell in shared if cell.power_cap < 1}
@@ -118,7 +132,7 @@ def capped(
         evidence = curves.get((type_of(cell.accelerator), cell.mode))
         if evidence is None or cell.speed <= 0 or (cell.accelerator, cell.mode) in own:
             continue
-        slow, lowest = dict(curve_of(evidence).points), min(low for low, _ in evidence)
+        slow, lowest = dict(fitted(Phase.TRAINING, evidence).points), min(low for low, _ in evidence)
         found += [_under(cell, cap / 100, slow[cap / 100]) for cap in CAPS if cap >= lowest]
     return sorted(found, key=lambda cell: cell.place)
 

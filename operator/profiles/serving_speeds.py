@@ -90,9 +90,14 @@ def of_class(services: Iterable[ModelService], workload_class: str) -> list[Meas
 
 def believed(service: ModelService) -> list[MeasuredReplica]:
     """The lines of a service that may fill cells of the shared table."""
+    return [line for line in checked(service) if not line.limited]
+
+
+def checked(service: ModelService) -> list[MeasuredReplica]:
+    """The lines of a service whose replicas run our engine, also those that were measured under limits."""
     status = service.status
     lines = status.measured or () if status is not None and is_ours(service) else ()
-    return [line for line in lines if line.verified and not line.limited]
+    return [line for line in lines if line.verified]
 
 
 def _line(placement: Placement, report: ServingReport, *, verified: bool, limited: bool) -> MeasuredReplica:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .allocate import Floats
-from .telemetry import COMPUTE_CURVE, CapCurve
+from .telemetry import COMPUTE_CURVE, PRIOR_CURVES, CapCurve, Phase
 
 STEP = 5
 """Percent of what the boards draw at most."""
@@ -122,6 +122,11 @@ def curve_of(evidence: Evidence, prior: CapCurve = COMPUTE_CURVE) -> CapCurve:
     )
 
 
+def fitted(phase: Phase, evidence: Evidence) -> CapCurve:
+    """The curve of a phase that fits best, with the shape that is published for it."""
+    return curve_of(evidence, PRIOR_CURVES[phase])
+
+
 def _falling(values: Floats, weights: Floats) -> Floats:
     """The nearest row of numbers, by weighted squares, that never rises and is never below 0: neighbours that rise are
     pooled until none does."""
@@ -135,6 +140,10 @@ def _falling(values: Floats, weights: Floats) -> Floats:
     row = np.concatenate([np.full(count, value) for value, _, count in pools])
     fallen: Floats = np.clip(row - row[-1], 0.0, MOST_SLOWER)
     return fallen
+
+
+PUBLISHED = {phase: fitted(phase, {}) for phase in PRIOR_CURVES}
+"""At the levels, by phase."""
 
 
 @dataclass(slots=True)

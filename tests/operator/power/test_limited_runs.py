@@ -20,6 +20,7 @@ from busbar.operator.power.readings import HOST, Metered, Reading
 from busbar.operator.power.work import NodeWork, WorkKind
 from busbar.operator.profiles.paces import Cost, LimitCurves, LimitedRun, Told
 from busbar.operator.watch.projections import Pod, Requests
+from busbar.scheduler.power import Phase
 
 NODES = [node("n0", rack="a"), node("n1", rack="a"), node("n2", rack="b")]
 FEED = membership([domain("rack", 9000.0, None, "Lease", 200.0, rack="a")], NODES)
@@ -70,7 +71,7 @@ def test_a_gang_has_the_lowest_limit_of_its_nodes_and_what_its_first_pod_tells()
     assert found.told == Told(5000, 6.5)
     assert found.nodes == ("n0", "n1")
     assert found.name.endswith("-3")
-    assert found.work[1:] == ("A100", "resident")
+    assert found.work[1:] == ("A100", "resident", Phase.TRAINING)
     assert found.binds
     assert found.cap == 1.0
 
@@ -143,15 +144,16 @@ def test_a_node_has_the_curve_of_what_trains_on_it_and_its_share_of_trials() -> 
         curves.look([replace(run, part=part, told=Told(tokens, float(second)))], float(second))
     works = {"n0": training, "n1": training, "n2": training}
     found = with_curves(works, [run], curves, 0.0)
-    assert found["n0"].curve == found["n1"].curve == curves.curve(run.work)
-    assert found["n0"].curve is not None
+    curve = curves.curve(run.work)
+    assert curve is not None
+    assert found["n0"].curves == found["n1"].curves == {Phase.TRAINING: curve}
     assert found["n2"] == training
     other = replace(run, name="other", work=run.work._replace(mode="optimizer-offload"), nodes=("n1",))
     found = with_curves(works, [run, other], curves, 0.0)
-    assert found["n0"].curve is not None
+    assert found["n0"].curves == {Phase.TRAINING: curve}
     assert found["n1"] == training
-    serves = NodeWork(kind=WorkKind.SERVING)
-    assert with_curves({"n0": serves, "n1": serves}, [run], curves, 0.0)["n0"] == serves
+    mixed = NodeWork(kind=WorkKind.UNKNOWN)
+    assert with_curves({"n0": mixed, "n1": mixed}, [run], curves, 0.0)["n0"] == mixed
     fresh = LimitCurves()
     weights = {with_curves(works, [run], fresh, float(now_s))["n0"].weight for now_s in range(900)}
     assert weights == {1.0, 2.0, 4.0}

@@ -49,8 +49,15 @@ def test_steady_serving_is_divided_as_its_engines_count() -> None:
     assert found(0.25, kind=WorkKind.TRAINING) == {Phase.TRAINING: 1.0}
 
 
-def test_training_has_the_curve_of_its_work() -> None:
-    curve = CapCurve(((0.5, 1.1), (1.0, 1.0)))
-    for kind, own in ((WorkKind.TRAINING, curve), (WorkKind.SERVING, None)):
-        loads, _ = fitted([350.0] * 40, 380.0, NODE, NodeWork(kind=kind, curve=curve))
-        assert [load.curve for load in loads] == [own]
+def test_each_phase_has_the_curve_of_its_work() -> None:
+    training, prefill, decode = (CapCurve(((0.5, slow), (1.0, 1.0))) for slow in (1.1, 1.2, 1.3))
+    curves = {Phase.TRAINING: training, Phase.PREFILL: prefill, Phase.DECODE: decode}
+
+    def found(kind: WorkKind, *draws: float) -> dict[Phase, CapCurve | None]:
+        loads, _ = fitted(draws, 380.0, NODE, NodeWork(kind=kind, prompt_part=0.5, curves=curves))
+        return {load.phase: load.curve for load in loads}
+
+    steady, peaks = [350.0] * 40, [150.0, 150.0, 350.0, 360.0] * 10
+    assert found(WorkKind.TRAINING, *steady) == {Phase.TRAINING: training}
+    assert found(WorkKind.SERVING, *steady) == {Phase.PREFILL: prefill, Phase.DECODE: decode}
+    assert found(WorkKind.SERVING, *peaks) == {Phase.PREFILL: prefill, Phase.DECODE: decode}

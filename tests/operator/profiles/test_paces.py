@@ -10,6 +10,7 @@ import pytest
 
 from busbar.operator.profiles import paces
 from busbar.operator.profiles.paces import Cost, LimitCurves, LimitedRun, Told, Work
+from busbar.scheduler.power import Phase
 from busbar.scheduler.power.curves import KNOWN_S, USED_S, Compared, Evidence, curve_of, slowdown
 
 LLAMA = Work("llama-1b", "A100", "resident")
@@ -199,3 +200,38 @@ def test_what_is_known_of_a_run_goes_with_it() -> None:
     curves.look([], 600.0)
     minutes(curves, Job(), lambda now_s: 0.6, 10)
     assert curves.evidence == {}
+
+
+SERVES = Work("serve-llama-1b", "A100", "resident", Phase.DECODE)
+
+
+def served(busy: float, binds: bool, limits: Callable[[float], float], count: int) -> LimitCurves:
+    """A replica that is in steps for a part of each second, asked every second."""
+    curves, done, seconds = LimitCurves(), 0.0, 0.0
+    for second in range(60 * count):
+        part = limits(float(second))
+        seconds, done = seconds + busy, done + busy / cost(part)
+        told = Told(done, seconds)
+        curves.look([LimitedRun("r", SERVES, part, told, binds=binds, pauses=True)], float(second))
+    return curves
+
+
+def test_few_seconds_of_steps_of_a_replica_are_enough() -> None:
+    for busy in (0.1, 1.0):
+        found = served(busy, True, turns(1.0, 0.6), 240).curve(SERVES)
+        assert found is not None
+        assert slowdown(found, 0.6) == pytest.approx(cost(0.6), rel=0.05)
+    assert served(0.01, True, turns(1.0, 0.6), 240).evidence == {}, "less than any stretch needs"
+
+
+def test_a_limit_that_holds_no_replica_shows_nothing_of_what_it_costs() -> None:
+    assert served(0.5, False, turns(0.8, 0.6), 60).evidence == {}
+    assert served(0.5, True, turns(0.8, 0.6), 60).evidence != {}
+
+
+def test_each_phase_starts_from_what_is_published_for_it() -> None:
+    curves = LimitCurves(lambda name: {SERVES: {(95, 100): Compared(KNOWN_S, 0.0)}})
+    curves.look([LimitedRun("r", SERVES, 1.0, None)], 0.0)
+    known = curves.curve(SERVES)
+    assert known is not None
+    assert slowdown(known, 0.5) < slowdown(curve_of({}), 0.5), "decoding waits for memory"

@@ -19,6 +19,7 @@ from busbar.operator.profiles.power_curves import grew, stored
 from busbar.operator.profiles.table import performance_table
 from busbar.scheduler import Cell, Source
 from busbar.scheduler.model.table import TableView
+from busbar.scheduler.power import Phase
 from busbar.scheduler.power.curves import KNOWN_S, LEVELS, Compared, Evidence, curve_of, slowdown
 
 ON_A100 = Work(CLASS, "A100", "resident")
@@ -42,6 +43,17 @@ def test_what_was_learned_is_written_and_read_again() -> None:
     assert list(slow) == [level for level in LEVELS if level >= 60], "below is only what is published"
     assert slow[100] == 1.0
     assert slow[60] == pytest.approx(1.28, abs=0.03)
+
+
+def test_the_phases_of_serving_have_a_curve_each() -> None:
+    phases = {ON_A100._replace(phase=phase): EVIDENCE for phase in (Phase.PREFILL, Phase.DECODE)}
+    made = written(profile(), ran(1e4), limits={ON_A100: EVIDENCE} | phases)
+    assert stored(CLASS, made.status) == {ON_A100: EVIDENCE} | phases
+    assert made.status is not None
+    assert [curve.phase for curve in made.status.power_curves or ()] == ["Decode", "Prefill", "Training"]
+    unknown = [{"accelerator": "A100", "phase": "Dreaming", "comparisons": [
+        {"percent": 60, "againstPercent": 100, "seconds": 400.0, "logSlower": 0.2}]}]  # fmt: skip
+    assert stored(CLASS, PerformanceProfileStatus.model_validate({"powerCurves": unknown})) == {}
 
 
 def test_without_news_what_is_written_stays() -> None:

@@ -14,7 +14,7 @@ from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.types import ModelService
 from busbar.kube.types.performance_profile import CellSource
 from busbar.operator.pods.engine_image import EngineImage
-from busbar.operator.profiles.serving_speeds import believed, measured
+from busbar.operator.profiles.serving_speeds import believed, checked, measured
 from busbar.operator.profiles.serving_speeds import of_class as served
 from busbar.operator.watch.projections import Pod
 
@@ -97,6 +97,7 @@ def test_what_limits_slowed_down_is_the_services_alone_and_takes_no_shared_speed
     assert (line.step_model.steps, line.limited) == (500, True)
     held = service(status={"measured": [line.to_wire()]})
     assert believed(held) == served((held,), CLASS) == []
+    assert checked(held) == [line], "its class has a profile all the same, which learns what limits cost it"
     kept = written(profile(), serving=tuple(served((of_service(),), CLASS)))
     assert [c for c in (kept.status and kept.status.cells) or () if c.step_model]
     assert look(kept, serving=tuple(served((held,), CLASS))).status is None, "the cell stays as it was"

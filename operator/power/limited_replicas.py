@@ -1,0 +1,141 @@
+"""Which replicas run on boards that policies limit, under which limits, and at which pace. Pure, but for the models it keeps.
+
+A replica's steps differ from minute to minute, and its tokens per second with them. So its engine sums what its steps were
+made of (`phaseSteps`), and its pace is the time that a step model without limits has for just these steps, over the time
+that they took:
+
+    phaseSteps ──► the cell's step model ──► seconds without limits ─┐
+         └───────► seconds that they took ───────────────────────────┴─► pace, under the limit in force
+
+The model is the one that the class's profile has for the same type, size and mode: only what no limit held enters it. A
+replica keeps the model that it was compared with first. Only the ratio of two of its paces counts, so that an error of the
+model that stays the same cancels out, and one that another model makes would not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from busbar.kube.contracts.report import ServingReport
+from busbar.kube.contracts.workload import ServingStatus, StepSums
+from busbar.kube.types import PerformanceProfile
+from busbar.kube.types.performance_profile import StepModel
+from busbar.operator.pods.engine_image import EngineImage, check
+from busbar.operator.pods.manifests import KIND_SERVICE
+from busbar.operator.pods.replica_place import place_of
+from busbar.operator.power.board_limits import at_limit, in_force, limit_of
+from busbar.operator.power.membership import Membership
+from busbar.operator.power.readings import Reading
+from busbar.operator.profiles.observations import by_class
+from busbar.operator.profiles.paces import LimitedRun, Told, Work
+from busbar.operator.watch.projections import Pod
+from busbar.scheduler import Placement
+from busbar.scheduler.power import Phase
+
+SETTLED_STEPS = 1000
+"""Of a step model that paces are told by: from so many on it follows its engine and no longer its first steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Of one replica."""
+
+    place: Placement | None
+    model: StepModel | None = None
+    """That it is compared with."""
+
+
+class LimitedReplicas:
+    """What is known of replicas on limited boards, by pod."""
+
+    def __init__(self, engine: EngineImage, profiles: Callable[[], Iterable[PerformanceProfile]]) -> None:
+        self._engine, self._profiles = engine, profiles
+        self._known: dict[str, _Known] = {}
+
+    def look(
+        self,
+        found: Membership,
+        readings: Mapping[str, Reading],
+        pods: Collection[Pod],
+        told: Mapping[str, ServingStatus],
+        fresh_from_s: float,
+    ) -> list[LimitedRun]:
+        """Of this moment: a run for each phase of each replica.
+
+        Args:
+            told: what serving pods said last, by uid.
+            fresh_from_s: readings of before count for nothing.
+        """
+        if not found.limited:
+            return []
+        on = [pod for pod in pods if pod.node and not pod.ended and pod.requests.devices]
+        boards: dict[str, int] = {}
+        for pod in on:
+            boards[pod.node] = boards.get(pod.node, 0) + sum(count for _, count in pod.requests.devices)
+        replicas = [pod for pod in on if pod.kind == KIND_SERVICE and found.is_limited(pod.node)]
+        self._pin(replicas, told)
+        runs = []
+        for pod in replicas:
+            reading = in_force(readings.get(pod.node), fresh_from_s)
+            part = None if reading is None else limit_of(reading)
+            binds = reading is not None and 2 * at_limit(reading) >= boards[pod.node]
+            for phase, work, counted in self._phases(pod, told.get(pod.uid)):
+                name = f"{pod.uid}/{phase}"
+                runs.append(LimitedRun(name, work, part, counted, (pod.node,), binds, pauses=True))
+        return runs
+
+    def _pin(self, replicas: Iterable[Pod], told: Mapping[str, ServingStatus]) -> None:
+        """Keeps what is known of replicas that are there, and looks for the models of those that have none yet."""
+        kept: dict[str, _Known] = {}
+        profiles: Mapping[str, PerformanceProfile] | None = None
+        for pod in replicas:
+            known = self._known.get(pod.uid) or _Known(place_of(pod))
+            report = _report(told.get(pod.uid))
+            if known.model is None and report is not None and known.place is not None:
+                profiles = by_class(self._profiles()) if profiles is None else profiles
+                known = _Known(known.place, _model(profiles.get(report.workload_class), known.place, report))
+            kept[pod.uid] = known
+        self._known = kept
+
+    def _phases(self, pod: Pod, reading: ServingStatus | None) -> list[tuple[Phase, Work, Told | None]]:
+        """What limits cost alike, and what the engine has counted, by phase."""
+        known, report = self._known[pod.uid], _report(reading)
+        steps = None if reading is None or known.model is None else reading.phase_steps
+        believed = steps is not None and check(None, (pod,), self._engine).verified
+        accelerator = "" if known.place is None else known.place.accelerator
+        name, mode = ("", "") if report is None else (report.workload_class, report.mode)
+        found: list[tuple[Phase, Work, Told | None]] = []
+        for phase in (Phase.PREFILL, Phase.DECODE):
+            told = None
+            if believed and steps is not None and known.model is not None:
+                told = _told(known.model, steps.prefill if phase is Phase.PREFILL else steps.decode)
+            found.append((phase, Work(name, accelerator, mode, phase), told))
+        return found
+
+
+def _report(reading: ServingStatus | None) -> ServingReport | None:
+    return None if reading is None else reading.report
+
+
+def _told(model: StepModel, of: StepSums) -> Told:
+    return Told(expected_s(model, of), of.seconds)
+
+
+def expected_s(model: StepModel, of: StepSums) -> float:
+    """The time that the model has for these steps."""
+    return (
+        model.seconds_per_step * of.steps
+        + model.seconds_per_sequence * of.sequences
+        + model.seconds_per_thousand_context_tokens * of.context_tokens / 1000
+        + model.seconds_per_prompt_token * of.prompt_tokens
+    )
+
+
+def _model(profile: PerformanceProfile | None, place: Placement, report: ServingReport) -> StepModel | None:
+    """What was measured in the same cell without limits; None: not enough."""
+    at = (place.accelerator, max(1, place.per_pod.accelerators_m // 1000), report.mode)
+    cells = (profile.status.cells if profile is not None and profile.status else None) or ()
+    whole = [cell for cell in cells if cell.power_cap_percent == 100]
+    found = {(cell.accelerator, cell.accelerators, cell.mode): cell.step_model for cell in whole}.get(at)
+    return found if found is not None and found.steps >= SETTLED_STEPS else None
