@@ -3,7 +3,7 @@
 A profile has for each accelerator type and mode the comparisons that were made (`paces.py`) and the curve that fits
 them. A job may start under a cap where cells say what that costs: the cells of the class without a cap, at the speed
 that the curve leaves, down to the lowest limit that was measured. Cells that people state for caps of a type, and those
-that capped jobs measured, come before them.
+that capped jobs measured, come before them. Cells of serving classes follow in the same way, with their step models.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from dataclasses import replace
 from busbar.kube.types.performance_profile import (
     MOST_COMPARISONS,
     MOST_CURVES,
+    CellSource,
     CurvePoint,
     LimitComparison,
     PerformanceProfileStatus,
     PowerCurve,
+    ProfileCell,
+    StepModel,
 )
 from busbar.operator.profiles.paces import Work
 from busbar.scheduler import Cell, Source
@@ -33,6 +36,7 @@ from busbar.scheduler.power.curves import (
     Pair,
     fitted,
     seconds_of,
+    slowdown,
 )
 
 CAPS = (80, 70, 60, 50)
@@ -43,8 +47,12 @@ STEP_UP = 1.25
 
 def stored(workload_class: str, status: PerformanceProfileStatus | None) -> dict[Work, dict[Pair, Compared]]:
     """The evidence of a class; what cannot be is left out."""
+    return _evidence(workload_class, status.power_curves if status is not None else None)
+
+
+def _evidence(workload_class: str, curves: Iterable[PowerCurve] | None) -> dict[Work, dict[Pair, Compared]]:
     found: dict[Work, dict[Pair, Compared]] = {}
-    for curve in (status.power_curves if status is not None else None) or ():
+    for curve in curves or ():
         pairs: dict[Pair, Compared] = {}
         for each in curve.comparisons:
             low, high = each.percent, each.against_percent
@@ -150,4 +158,53 @@ def _under(cell: Cell, cap: float, slow: float) -> Cell:
         power_cap=cap,
         source=Source.RATIO,
         samples=0,
+    )
+
+
+def capped_replicas(curves: Iterable[PowerCurve] | None, cells: Iterable[ProfileCell]) -> list[ProfileCell]:
+    """Cells of a serving class under caps, which follow from those without: the step model with what a limit costs steps that
+    decode, and its seconds per prompt token with what it costs those that read prompts. Both must have been measured."""
+    known = {work: of for work, of in _evidence("", curves).items() if seconds_of(of) >= KNOWN_S}
+    found = []
+    for cell in cells:
+        if cell.step_model is None or cell.power_cap_percent < 100:
+            continue
+        prefill, decode = (
+            known.get(Work("", cell.accelerator, cell.mode, phase)) for phase in (Phase.PREFILL, Phase.DECODE)
+        )
+        if prefill is None or decode is None:
+            continue
+        lowest = max(min(low for low, _ in of) for of in (prefill, decode))
+        reads, decodes = fitted(Phase.PREFILL, prefill), fitted(Phase.DECODE, decode)
+        found += [
+            _replica_under(cell, cap, slowdown(reads, cap / 100), slowdown(decodes, cap / 100))
+            for cap in CAPS
+            if cap >= lowest
+        ]
+    return found
+
+
+def _replica_under(cell: ProfileCell, cap: int, reads: float, decodes: float) -> ProfileCell:
+    model, prompts = cell.step_model, cell.prefill_tokens_per_second
+    assert model is not None
+    sheet = accelerator(cell.accelerator)
+    slower = StepModel(
+        seconds_per_step=decodes * model.seconds_per_step,
+        seconds_per_sequence=decodes * model.seconds_per_sequence,
+        seconds_per_thousand_context_tokens=decodes * model.seconds_per_thousand_context_tokens,
+        seconds_per_prompt_token=reads * model.seconds_per_prompt_token,
+        rms_error_seconds=max(reads, decodes) * model.rms_error_seconds,
+        steps=model.steps,
+    )
+    return cell.model_copy(
+        update={
+            "power_cap_percent": cap,
+            "tokens_per_second": cell.tokens_per_second / decodes,
+            "prefill_tokens_per_second": None if prompts is None else prompts / reads,
+            "step_model": slower,
+            "watts": None if sheet is None else cap / 100 * sheet.watts,
+            "source": CellSource.RATIO,
+            "predicted": None,
+            "reports": 0,
+        }
     )

@@ -22,6 +22,7 @@ from busbar.kube.types.performance_profile import (
     MOST_CELLS,
     CellSource,
     PerformanceProfileStatus,
+    PowerCurve,
     ProfileCell,
 )
 from busbar.kube.types.reasons import ConditionType, Reason
@@ -47,7 +48,7 @@ from busbar.operator.profiles.observations import (
     record_key,
 )
 from busbar.operator.profiles.paces import Work
-from busbar.operator.profiles.power_curves import grew, written
+from busbar.operator.profiles.power_curves import capped_replicas, grew, written
 from busbar.operator.profiles.speeds import SpeedReport, run_of
 from busbar.operator.profiles.table import report_of
 from busbar.operator.settings import Settings
@@ -247,7 +248,8 @@ def _status(
     whole: ClassObservations,
     stays: Iterable[Stay],
 ) -> PerformanceProfileStatus:
-    cells = _cells(view, old.cells or (), whole)
+    curves = written(old.power_curves, view.limits)
+    cells = _cells(view, old.cells or (), whole, curves)
     measured = sum(cell.source is CellSource.MEASURED for cell in cells)
     reason = Reason.MEASURED if measured else Reason.NOT_MEASURED
     text = f"Jobs measured {measured} of {len(cells)} places."
@@ -265,18 +267,23 @@ def _status(
         conduct=[conduct_of(c, view.keys) for c in most_checked(whole.conduct)] or None,
         counted=forget(whole.counted, view.uids),
         held=hold(known, stays, view.now),
-        power_curves=written(old.power_curves, view.limits),
+        power_curves=curves,
         last_updated=view.now,
     )
 
 
-def _cells(view: ProfileView, old: Iterable[ProfileCell], whole: ClassObservations) -> list[ProfileCell]:
+def _cells(
+    view: ProfileView,
+    old: Iterable[ProfileCell],
+    whole: ClassObservations,
+    curves: Iterable[PowerCurve] | None,
+) -> list[ProfileCell]:
     """The class's cells: the old ones, overridden by the table, then by what people stated."""
     name = whole.workload_class
     found = {
         place_of_line(cell): cell.model_copy(update=_RESET)
         for cell in map(_unstated, old)
-        if cell is not None
+        if cell is not None and (cell.step_model is None or cell.power_cap_percent == 100)
     }
     for cell in view.table.cells:
         if cell.workload_class == name and cell.source is Source.FORMULA:
@@ -286,6 +293,7 @@ def _cells(view: ProfileView, old: Iterable[ProfileCell], whole: ClassObservatio
             found[place_of(cell)] = _learned(cell, _at(found, place_of(cell)))
     for line in view.serving:
         found[_place_of_replica(line)] = _served(line, found.get(_place_of_replica(line)))
+    found |= {place_of_line(cell): cell for cell in capped_replicas(curves, found.values())}
     records = [r for r in view.table.records if r.workload_class == name]
     wrong = doubted(view.table)
     for record in records:

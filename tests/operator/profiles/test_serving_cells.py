@@ -11,12 +11,16 @@ from tests.operator.builders import NOW, RENDERING, placement, replica, service
 from tests.operator.profiles.parts import CLASS, look, profile, waiting, written
 
 from busbar.kube.contracts.workload import ServingStatus
-from busbar.kube.types import ModelService
-from busbar.kube.types.performance_profile import CellSource
+from busbar.kube.types import ModelService, PerformanceProfile
+from busbar.kube.types.performance_profile import CellSource, ProfileCell
+from busbar.kube.types.service_status import MeasuredReplica
 from busbar.operator.pods.engine_image import EngineImage
+from busbar.operator.profiles.paces import Work
 from busbar.operator.profiles.serving_speeds import believed, checked, measured
 from busbar.operator.profiles.serving_speeds import of_class as served
 from busbar.operator.watch.projections import Pod
+from busbar.scheduler.power import Phase
+from busbar.scheduler.power.curves import KNOWN_S, Compared, Evidence, fitted, slowdown
 
 STEP = {
     "secondsPerStep": 0.01, "secondsPerSequence": 0.001, "secondsPerThousandContextTokens": 0.0002,
@@ -108,3 +112,61 @@ def test_a_checked_replica_speaks_before_a_busier_one_that_is_not() -> None:
     readings = {checked.uid: serving(20), busier.uid: serving(500)}
     [line] = measured([(busier, placement()), (checked, placement())], readings, ENGINE)
     assert (line.verified, line.step_model.steps) == (True, 20)
+
+
+def under_caps(of: PerformanceProfile) -> dict[int, ProfileCell]:
+    """What the profile says of replicas, by cap."""
+    return {c.power_cap_percent: c for c in (of.status and of.status.cells) or () if c.step_model is not None}
+
+
+def learned(prefill_s: float = KNOWN_S, decode_s: float = KNOWN_S, lowest: int = 60) -> dict[Work, Evidence]:
+    return {
+        Work(CLASS, "A100", "resident", Phase.PREFILL): {(60, 100): Compared(prefill_s, 0.4)},
+        Work(CLASS, "A100", "resident", Phase.DECODE): {(lowest, 100): Compared(decode_s, 0.1)},
+    }
+
+
+def on_a100() -> tuple[MeasuredReplica, ...]:
+    place = placement(accelerator="A100")
+    return tuple(measured([(runs(0), place)], {runs(0).uid: serving(500)}, ENGINE))
+
+
+def test_cells_under_caps_have_the_step_model_with_what_a_limit_costs_each_phase() -> None:
+    limits = learned()
+    made = written(profile(), serving=on_a100(), limits=limits)
+    found = under_caps(made)
+    assert set(found) == {100, 80, 70, 60}, "none below the lowest limit that was measured"
+    reads, decodes = (fitted(work.phase, of) for work, of in limits.items())
+    whole = found[100].step_model
+    assert whole is not None
+    for cap in (80, 70, 60):
+        cell, slow = found[cap], slowdown(decodes, cap / 100)
+        model = cell.step_model
+        assert model is not None
+        assert model.seconds_per_step == pytest.approx(slow * whole.seconds_per_step)
+        assert model.seconds_per_sequence == pytest.approx(slow * whole.seconds_per_sequence)
+        assert model.seconds_per_prompt_token == pytest.approx(
+            slowdown(reads, cap / 100) * whole.seconds_per_prompt_token
+        )
+        assert cell.tokens_per_second == pytest.approx(812.3 / slow)
+        assert (cell.watts, cell.source, cell.kv_tokens) == (
+            4.0 * cap,
+            CellSource.RATIO,
+            found[100].kv_tokens,
+        )
+    assert slowdown(reads, 0.6) > slowdown(decodes, 0.6)
+    later = NOW + timedelta(days=1)
+    assert look(made, serving=on_a100(), limits=limits, now=later).status is None, "nothing is news"
+    slower = tuple(line.model_copy(update={"tokens_per_second": 406.15}) for line in on_a100())
+    again = under_caps(written(made, serving=slower, now=later))
+    assert again[60].tokens_per_second == pytest.approx(found[60].tokens_per_second / 2), "it follows anew"
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{}, learned(prefill_s=KNOWN_S - 1), learned(decode_s=KNOWN_S - 1), learned(lowest=95)],
+    ids=["nothing", "little of prompts", "little of decoding", "no low limit"],
+)
+def test_cells_under_caps_need_what_was_measured_of_both_phases(limits: dict[Work, Evidence]) -> None:
+    assert set(under_caps(written(profile(), serving=on_a100(), limits=limits))) == {100}
+    assert len(under_caps(written(profile(), serving=on_a100(), limits=learned()))) > 1
