@@ -143,6 +143,7 @@ class Handlers:
             replicas=prober.serving,
             trainers=prober.training,
             curves=self.profiles.curves,
+            draws=self.profiles.draws,
             engine=EngineImage(self._rendering.workloads_image, settings.workloads_digests),
         )
 

@@ -97,6 +97,9 @@ SOURCES = {
 }
 
 
+WHILE = {"prefill": "reading prompts", "decode": "decoding", "idle": "idle"}
+
+
 def profile_view(profile: PerformanceProfile) -> ProfileView:
     """A class's cells, fastest first."""
     cells = (profile.status.cells if profile.status is not None else None) or ()
@@ -114,12 +117,24 @@ def _place(cell: ProfileCell) -> str:
     return f"{cell.accelerators} × {cell.accelerator}{link}{nodes}"
 
 
+def _watts(cell: ProfileCell) -> str:
+    """Of one accelerator, and of a replica by what it does."""
+    if cell.watts is None:
+        return ""
+    phases = cell.phase_watts.model_dump(exclude_none=True) if cell.phase_watts is not None else {}
+    told = ", ".join(f"{number(watts, 0)} W {WHILE[name]}" for name, watts in phases.items())
+    return f"{number(cell.watts, 0)} W each" + (f": {told}" if told else "")
+
+
 def _speed(cell: ProfileCell) -> dict[str, str]:
     source = SOURCES[cell.source]
     known = cell.low is not None and cell.high is not None
     return {
         "place": _place(cell),
-        "mode": cell.mode,
+        "mode": cell.mode
+        if cell.power_cap_percent == 100
+        else f"{cell.mode}, at {cell.power_cap_percent} % of watts",
+        "watts": _watts(cell),
         "speed": number(cell.tokens_per_second, 0),
         "predicted": number(cell.predicted, 0) if cell.predicted is not None else "",
         "memory": _gib(cell.memory_gib),

@@ -128,7 +128,8 @@ def _profiles(profiles: list[dict[str, Any]]) -> str:
             ]
             head = profile["spec"].get("workloadClass")
             counts = [cell.get("source"), cell.get("reports")]
-            rows.append([head, *place, speed, interval, predicted, *memory, *counts, cell.get("note")])
+            row = [head, *place, speed, interval, predicted, *memory, _watts(cell), *counts]
+            rows.append([*row, cell.get("note")])
     heads = [
         "class",
         "accelerator",
@@ -140,8 +141,20 @@ def _profiles(profiles: list[dict[str, Any]]) -> str:
         "90 % interval",
         "by formula",
     ]
-    heads += ["GiB planned", "GiB measured", "source", "reports", "note"]
+    heads += ["GiB planned", "GiB measured", "watts", "source", "reports", "note"]
     return columns(heads, rows)
+
+
+def _watts(cell: dict[str, Any]) -> str | None:
+    """Of one accelerator; of a replica also by phase."""
+    phases = [
+        f"{name} {watts:.0f}"
+        for name, watts in (cell.get("phaseWatts") or {}).items()
+        if name in ("prefill", "decode", "idle")
+    ]
+    whole = cell.get("watts")
+    told = None if whole is None else f"{whole:.0f}"
+    return f"{told} ({', '.join(phases)})" if told and phases else told
 
 
 def _tenants(tenants: list[dict[str, Any]]) -> str:

@@ -134,6 +134,16 @@ class StepModel(StatusModel):
     steps: Count = Field(default=0, description="Steps that the model was fitted to.")
 
 
+class PhaseWatts(StatusModel):
+    """Watts of one accelerator by what a replica does; absent: not known well enough."""
+
+    prefill: Amount | None = Field(
+        default=None, description="In steps with more tokens of prompts than decoded ones."
+    )
+    decode: Amount | None = Field(default=None, description="In all other steps.")
+    idle: Amount | None = Field(default=None, description="Between steps.")
+
+
 class ProfileCell(StatusModel):
     """The table's estimate for one cell."""
 
@@ -158,7 +168,12 @@ class ProfileCell(StatusModel):
     host_memory_gib: Amount | None = Field(default=None, description="Host memory per pod.")
     watts: Amount | None = Field(
         default=None,
-        description="Watts of one accelerator: stated, as the nodes' meters measured them, or the nameplate.",
+        description="Watts of one accelerator: stated, as the nodes' meters measured them, or the nameplate; of a serving"
+        " class in steps, as measured, or what the power cap allows.",
+    )
+    phase_watts: PhaseWatts | None = Field(
+        default=None,
+        description="Of a serving class: watts of one accelerator by phase, as the nodes' meters measured them.",
     )
     source: CellSource = Field(
         description="Stated by people, Prior: a formula, Ratio: from other cells, Measured."

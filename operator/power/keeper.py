@@ -38,11 +38,13 @@ from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.power.preemption import Preemptions
 from busbar.operator.power.prompt_shares import PromptShares
 from busbar.operator.power.reconcile import Seen, reconcile
+from busbar.operator.power.replica_draws import replica_draws
 from busbar.operator.power.rings import Series
 from busbar.operator.power.taints import taints
 from busbar.operator.power.view import picture, series_of
 from busbar.operator.power.work import NodeWork, node_work
 from busbar.operator.profiles.paces import LimitCurves
+from busbar.operator.profiles.phase_draws import PhaseDraws
 from busbar.operator.profiles.speeds import run_of
 from busbar.operator.queue.controller import Controller
 from busbar.operator.settings import Settings
@@ -94,6 +96,7 @@ class PowerKeeper:
         trainers: Mapping[str, TrainingStatus] = MappingProxyType({}),
         curves: LimitCurves | None = None,
         engine: EngineImage | None = None,
+        draws: PhaseDraws | None = None,
     ) -> None:
         """
         Args:
@@ -102,13 +105,13 @@ class PowerKeeper:
             trainers: the same of training pods.
             curves: what limits cost; learns from the jobs and replicas here.
             engine: the platform's own image, whose replicas teach; None: none does.
+            draws: what boards of replicas draw by phase; learns here too.
         """
         self._replicas, self._prompt_shares = replicas, PromptShares()
         self._trainers, self.curves = trainers, curves or LimitCurves()
         self.held = HeldNodes()
-        self._limited_replicas = LimitedReplicas(
-            engine or EngineImage(""), lambda: caches.profiles.items.values()
-        )
+        self._engine, self.draws = engine or EngineImage(""), draws or PhaseDraws()
+        self._limited_replicas = LimitedReplicas(self._engine, lambda: caches.profiles.items.values())
         self._prices = prices
         self.meters: Mapping[str, Metered] = {}
         """What the feeds' own meters say (`meters.py`), by domain."""
@@ -150,7 +153,7 @@ class PowerKeeper:
         try:
             while True:
                 found = self.tick()
-                await self.lessor.round(self.membership, self.gatherer.readings, found, self._works())
+                await self.lessor.round(self.membership, self.gatherer.readings, found, self.works())
                 await asyncio.sleep(TICK_S - self._clock() % TICK_S)
         finally:
             await self.gatherer.close()
@@ -163,6 +166,7 @@ class PowerKeeper:
     def tick(self) -> list[Source]:
         """Asks the agents, and takes stock of what they have said so far; gives the agents."""
         now_s = self._clock()
+        fresh_from_s = now_s - self._settings.power_fresh_s
         caches, gatherer = self._caches, self.gatherer
         agents = sources(self._settings, caches.nodes.items.values(), caches.pods.items.values())
         gatherer.ask(agents)
@@ -172,6 +176,9 @@ class PowerKeeper:
         found = self.membership
         if self._energy is not None:
             self._energy.tick(gatherer.readings, found, now_s)
+        pods = caches.pods.items.values()
+        draws = replica_draws(gatherer.readings, pods, self._replicas, self._engine, fresh_from_s)
+        self.draws.look(draws, now_s)
         self.preemptions.look(found, gatherer.readings, self.lessor.counted_w, now_s)
         for name in [n for n in self.feeds if n not in found.domains]:
             del self.feeds[name]
@@ -183,11 +190,11 @@ class PowerKeeper:
                 self._controller.add(POWER_DOMAINS.kind, key)
         if self._settings.power_taint_nodes:
             self._taint(found, now_s)
-        fresh = [r for r in gatherer.readings.values() if now_s - r.at_s <= self._settings.power_fresh_s]
+        fresh = [r for r in gatherer.readings.values() if r.at_s >= fresh_from_s]
         self._metrics.count_capped(fresh, passed_s)
         return agents
 
-    def _works(self) -> dict[str, NodeWork]:
+    def works(self) -> dict[str, NodeWork]:
         """What the boards of each limited node do, and what limits cost there."""
         caches, now_s = self._caches, self._clock()
         pods, jobs = caches.pods.items, caches.jobs.items

@@ -27,6 +27,7 @@ from busbar.operator.decisions import Decision
 from busbar.operator.pools.nodes import DISCOVERED
 from busbar.operator.profiles.observations import by_class, digests, read, slack_at
 from busbar.operator.profiles.paces import LimitCurves, Work
+from busbar.operator.profiles.phase_draws import PhaseDraws
 from busbar.operator.profiles.power_curves import stored
 from busbar.operator.profiles.reconcile import (
     PastAttempt,
@@ -69,6 +70,7 @@ class ProfileKeeper:
 
     def __init__(self, caches: Caches, writer: Writer, controller: Controller, settings: Settings) -> None:
         self.curves = LimitCurves(self._stored_curves)
+        self.draws = PhaseDraws()
         self._caches, self._writer, self._controller = caches, writer, controller
         self._settings = settings
         self._left: dict[str, dict[str, PastAttempt]] = {}
@@ -169,6 +171,7 @@ class ProfileKeeper:
             settings=self._settings,
             serving=tuple(of_class(self._caches.services.items.values(), name)),
             limits=self.curves.of_class(name),
+            draws=self.draws.of_class(name),
         )
         update = reconcile(view)
         if update.status is not None:

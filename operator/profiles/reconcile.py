@@ -48,6 +48,8 @@ from busbar.operator.profiles.observations import (
     record_key,
 )
 from busbar.operator.profiles.paces import Work
+from busbar.operator.profiles.phase_draws import DrawPlace, PhaseDraw
+from busbar.operator.profiles.phase_watts import draws_differ, with_draws
 from busbar.operator.profiles.power_curves import capped_replicas, grew, written
 from busbar.operator.profiles.speeds import SpeedReport, run_of
 from busbar.operator.profiles.table import report_of
@@ -99,6 +101,8 @@ class ProfileView:
     """The measured lines of accepted services for the class."""
     limits: Mapping[Work, Evidence] = field(default_factory=dict)
     """What power limits cost the class, as far as that was learned since the operator's start."""
+    draws: Mapping[tuple[DrawPlace, int], PhaseDraw] = field(default_factory=dict)
+    """What boards of the class's replicas draw, by place and limit in per cent, as far as that is known since then."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +231,7 @@ def _differs(old: ProfileCell, new: ProfileCell) -> bool:
         _apart(old.tokens_per_second, new.tokens_per_second) > STEADY / 2
         or _apart(old.measured_memory_gib, new.measured_memory_gib) > NARROWER
         or _apart(old.watts, new.watts) > NARROWER
+        or draws_differ(old.phase_watts, new.phase_watts)
         or _apart(old.low, new.low) > NARROWER
         or _apart(old.high, new.high) > NARROWER
     )
@@ -250,6 +255,7 @@ def _status(
 ) -> PerformanceProfileStatus:
     curves = written(old.power_curves, view.limits)
     cells = _cells(view, old.cells or (), whole, curves)
+    cells = with_draws(cells, old.cells or (), view.profile.spec.workload_class, view.draws)
     measured = sum(cell.source is CellSource.MEASURED for cell in cells)
     reason = Reason.MEASURED if measured else Reason.NOT_MEASURED
     text = f"Jobs measured {measured} of {len(cells)} places."

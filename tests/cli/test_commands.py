@@ -119,6 +119,8 @@ async def test_list_profiles_shows_one_line_per_place(site: Site) -> None:
                         "accelerators": 2,
                         "powerCapPercent": 70,
                         "tokensPerSecond": 80.0,
+                        "watts": 262.4,
+                        "phaseWatts": {"prefill": 280.0, "decode": 199.6},
                         "source": "Ratio",
                     },
                 ],
@@ -129,10 +131,11 @@ async def test_list_profiles_shows_one_line_per_place(site: Site) -> None:
     await site.world.settle()
     shown = await site.busbar("list", "profiles")
     assert shown.lines[1].split() == [
-        "llama-7M-3f9a0c11", "cpu/ddr5", "2", "1", "resident", "-", "100", "90-110", "140", "12.3", "12.0", "Measured", "7",
-        "-",
+        "llama-7M-3f9a0c11", "cpu/ddr5", "2", "1", "resident", "-", "100", "90-110", "140", "12.3", "12.0", "-", "Measured",
+        "7", "-",
     ]  # fmt: skip
     assert "70 %" in shown.lines[2]
+    assert "262 (prefill 280, decode 200)" in shown.lines[2]
     assert (await site.busbar("list", "profiles", "-o", "name")).lines == ["small"]
 
 

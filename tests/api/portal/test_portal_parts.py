@@ -33,6 +33,19 @@ def test_a_profile_shows_predicted_and_measured_side_by_side() -> None:
     assert (row["predicted"], row["measured_memory"]) == ("", "")
 
 
+def test_a_profile_shows_watts_by_phase_and_under_caps() -> None:
+    cell = {
+        "accelerator": "A100", "accelerators": 1, "mode": "resident", "tokensPerSecond": 800.0, "source": "Ratio",
+        "powerCapPercent": 60, "watts": 200.4, "phaseWatts": {"prefill": 230.0, "idle": 61.0},
+    }  # fmt: skip
+    [row] = profile_view(_profile(cell)).rows
+    assert row["mode"] == "resident, at 60 % of watts"
+    assert row["watts"] == "200 W each: 230 W reading prompts, 61 W idle"
+    del cell["phaseWatts"], cell["powerCapPercent"]
+    [row] = profile_view(_profile(cell)).rows
+    assert (row["mode"], row["watts"]) == ("resident", "200 W each")
+
+
 def _profile(cell: dict[str, Any]) -> PerformanceProfile:
     document = {"metadata": {"name": "c"}, "spec": {"workloadClass": "c"}, "status": {"cells": [cell]}}
     return PerformanceProfile.model_validate(document)

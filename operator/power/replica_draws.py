@@ -1,0 +1,85 @@
+"""What the boards of replicas draw now, beside what their engines count. Pure.
+
+A node counts where replicas of one class, size and mode hold all boards that pods hold there, all of the platform's own
+engine. Nobody says which boards these are: they are taken to be those that draw most, as a board that nobody holds idles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from busbar.kube.contracts.workload import PhaseSteps, ServingStatus
+from busbar.operator.pods.engine_image import EngineImage, check
+from busbar.operator.pods.manifests import KIND_SERVICE
+from busbar.operator.pods.replica_place import place_of
+from busbar.operator.power.board_limits import limit_of
+from busbar.operator.power.readings import Reading
+from busbar.operator.profiles.phase_draws import DrawPlace, ReplicaDraw
+from busbar.operator.watch.projections import Pod
+
+
+def replica_draws(
+    readings: Mapping[str, Reading],
+    pods: Iterable[Pod],
+    told: Mapping[str, ServingStatus],
+    engine: EngineImage,
+    fresh_from_s: float,
+) -> list[ReplicaDraw]:
+    """Of this moment, one for each node.
+
+    Args:
+        told: what serving pods said last, by uid.
+        fresh_from_s: readings of before count for nothing.
+    """
+    on: dict[str, list[Pod]] = {}
+    for pod in pods:
+        reading = readings.get(pod.node)
+        if reading is None or reading.at_s < fresh_from_s or reading.is_simulated:
+            continue
+        if pod.requests.devices and not pod.ended:
+            on.setdefault(pod.node, []).append(pod)
+    found = []
+    for node, here in on.items():
+        draw = _of_node(node, readings[node], here, told, engine)
+        if draw is not None:
+            found.append(draw)
+    return found
+
+
+def _of_node(
+    node: str, reading: Reading, here: list[Pod], told: Mapping[str, ServingStatus], engine: EngineImage
+) -> ReplicaDraw | None:
+    places, steps = set(), []
+    for pod in here:
+        known = _told(pod, told.get(pod.uid), engine)
+        if known is None:
+            return None
+        places.add(known[0])
+        steps.append(known[1])
+    part, boards = limit_of(reading), sorted(reading.boards.values(), key=lambda board: -board.watts)
+    held = boards[: sum(count for pod in here for _, count in pod.requests.devices)]
+    if len(places) > 1 or part is None or not held:
+        return None
+    return ReplicaDraw(
+        name="/".join([node, *sorted(pod.uid for pod in here)]),
+        place=places.pop(),
+        part=part,
+        board_w=math.fsum(board.watts for board in held) / len(held),
+        board_max_w=max(board.nameplate_w for board in held),
+        prefill_s=math.fsum(each.prefill.seconds for each in steps) / len(steps),
+        decode_s=math.fsum(each.decode.seconds for each in steps) / len(steps),
+    )
+
+
+def _told(
+    pod: Pod, reading: ServingStatus | None, engine: EngineImage
+) -> tuple[DrawPlace, PhaseSteps] | None:
+    """None: it is no replica of our engine, or it tells nothing."""
+    if reading is None or reading.report is None or reading.phase_steps is None or pod.kind != KIND_SERVICE:
+        return None
+    place, report = place_of(pod), reading.report
+    if place is None or not check(None, (pod,), engine).verified:
+        return None
+    count = max(1, place.per_pod.accelerators_m // 1000)
+    return DrawPlace(report.workload_class, place.accelerator, count, report.mode), reading.phase_steps

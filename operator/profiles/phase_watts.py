@@ -1,0 +1,64 @@
+"""How a profile's cells hold what boards draw in each phase of serving. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from busbar.kube.types.performance_profile import PhaseWatts, ProfileCell
+from busbar.operator.profiles.phase_draws import DrawPlace, PhaseDraw
+
+APART = 0.1
+"""Watts are written when their logarithm has changed by this much."""
+
+
+def with_draws(
+    cells: Iterable[ProfileCell],
+    old: Iterable[ProfileCell],
+    workload_class: str,
+    draws: Mapping[tuple[DrawPlace, int], PhaseDraw],
+) -> list[ProfileCell]:
+    """The cells of replicas with what was measured, now or before the operator's start; the others as they are.
+
+    Args:
+        old: as they are written.
+    """
+    before = {_key(workload_class, cell): cell for cell in old if cell.phase_watts is not None}
+    found = []
+    for cell in cells:
+        key = _key(workload_class, cell)
+        if cell.step_model is None:
+            found.append(cell)
+        elif (draw := draws.get(key)) is not None:
+            phases = PhaseWatts(
+                prefill=_short(draw.prefill), decode=_short(draw.decode), idle=_short(draw.idle)
+            )
+            found.append(cell.model_copy(update={"watts": _short(draw.busy), "phase_watts": phases}))
+        elif (known := before.get(key)) is not None:
+            found.append(cell.model_copy(update={"watts": known.watts, "phase_watts": known.phase_watts}))
+        else:
+            found.append(cell)
+    return found
+
+
+def draws_differ(old: PhaseWatts | None, new: PhaseWatts | None) -> bool:
+    """Whether the new ones should be written."""
+    before, after = old or PhaseWatts(), new or PhaseWatts()
+    return any(
+        _apart(getattr(before, name), getattr(after, name)) > APART for name in PhaseWatts.model_fields
+    )
+
+
+def _apart(old: float | None, new: float | None) -> float:
+    if not old or not new:
+        return 0.0 if old == new else math.inf
+    return abs(math.log(old / new))
+
+
+def _key(workload_class: str, cell: ProfileCell) -> tuple[DrawPlace, int]:
+    place = DrawPlace(workload_class, cell.accelerator, cell.accelerators, cell.mode)
+    return place, cell.power_cap_percent
+
+
+def _short(watts: float | None) -> float | None:
+    return None if watts is None else round(watts, 1)
