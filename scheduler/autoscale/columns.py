@@ -25,6 +25,8 @@ class Column:
     watts: float = 0.0
     power_domain: str = ""
     failure_domain: str = ""
+    power_cap: float = 1.0
+    """Part of the boards' highest watts at which it runs; `watts` and `rates` are those under it."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.cost_per_h) and self.cost_per_h >= 0):
@@ -33,6 +35,8 @@ class Column:
             raise ServingModelError(f"{self.key}: a rate is negative or not a number")
         if self.accelerators < 1:
             raise ServingModelError(f"{self.key}: a replica needs at least one accelerator")
+        if not 0 < self.power_cap <= 1:
+            raise ServingModelError(f"{self.key}: a power cap of {self.power_cap:g} is not in (0, 1]")
 
 
 class LimitKind(StrEnum):

@@ -14,6 +14,10 @@ Only n is integer: a share is how the gateway splits a bucket, and needs no slic
 (arXiv:2404.14527) with continuous shares and the rows it leaves out. Where the load exceeds what the rows allow, a
 second program carries as much as possible and `Mix.carried` says how much.
 
+A column may be another one of its pool under a power cap: less rate for fewer watts at the same cost. Such columns can help
+only where watts bind, so the mix is first sought without them and without the rows of power, and taken if it keeps these.
+Otherwise they take part, and afterwards each replica gets the highest cap that the watts allow at no cost.
+
 The best single type and the caller's last mix are incumbents: a limit that strikes early never leaves less, and the
 mix is never dearer than the best single type, in the same objective.
 """
@@ -131,17 +135,63 @@ def cheapest(
         tuple(columns), tuple(load), limits or Limits(), switching or Switching(), least or {}, most or {}
     )
     _check(problem)
-    effort = effort or Effort()
-    known = [single for single in [_best_single(problem), dict(incumbent or {})] if single]
-    found = _solve(problem, effort, known)
-    if found is None:
-        found = _solve(problem, effort, [], all_carried=False)
+    effort, last = effort or Effort(), dict(incumbent or {})
+    if all(c.power_cap >= 1 for c in problem.columns):
+        found = _found(problem, effort, last)
+    else:
+        found = _without_caps(problem, effort, last) or _found(problem, effort, last)
+        found = None if found is None else _lifted(problem, effort, found)
     if found is None:
         raise ServingModelError(
             "no mix keeps the minimum replicas, in all and by failure domain, within stock, quota, power and budget;"
             " lower the minimum or raise the limit"
         )
     return found
+
+
+def _found(problem: _Problem, effort: Effort, incumbent: dict[str, int]) -> Mix | None:
+    """The cheapest that carries the load, else the one that carries most; None: the limits forbid the minimum replicas."""
+    known = [single for single in [_best_single(problem), incumbent] if single]
+    return _solve(problem, effort, known) or _solve(problem, effort, [], all_carried=False)
+
+
+def _without_caps(problem: _Problem, effort: Effort, incumbent: dict[str, int]) -> Mix | None:
+    """The mix where watts do not bind; None: they do, or there are capped replicas already."""
+    capped = [c.key for c in problem.columns if c.power_cap < 1]
+    there = (problem.least, problem.switching.now, incumbent)
+    if any(of.get(key, 0) for key in capped for of in there):
+        return None
+    whole = tuple(c for c in problem.columns if c.power_cap >= 1)
+    if not whole:
+        return None
+    free = replace(problem, columns=whole, limits=without(problem.limits, LimitKind.POWER))
+    found = _found(free, effort, incumbent)
+    if found is None or not allowed(problem.columns, found.replicas, problem.limits):
+        return None
+    return replace(found, replicas={**found.replicas, **dict.fromkeys(capped, 0)})
+
+
+def _lifted(problem: _Problem, effort: Effort, mix: Mix) -> Mix:
+    """With each capped replica under the highest cap of its pool that the limits allow and that costs nothing."""
+    replicas = dict(mix.replicas)
+    for column in problem.columns:
+        higher = [c for c in problem.columns if c.pool == column.pool and c.power_cap > column.power_cap]
+        for other in sorted(higher, key=lambda c: -c.power_cap):
+            while (step := _swapped(problem, replicas, column.key, other.key)) is not None:
+                replicas = step
+    if replicas == dict(mix.replicas):
+        return mix
+    fixed = replace(problem, least=replicas, most=replicas)
+    return _solve(fixed, effort, [], all_carried=mix.carried >= 1) or mix
+
+
+def _swapped(problem: _Problem, replicas: dict[str, int], less: str, more: str) -> dict[str, int] | None:
+    """One replica of another column in the place of one; None: the limits forbid it, or it costs something."""
+    step = replicas | {less: replicas[less] - 1, more: replicas[more] + 1}
+    if step[less] < problem.least.get(less, 0) or step[more] > problem.most.get(more, step[more]):
+        return None
+    cheap = problem.objective(step) <= problem.objective(replicas) + TOLERANCE
+    return step if cheap and allowed(problem.columns, step, problem.limits) else None
 
 
 def spread(columns: Sequence[Column], load: Sequence[float], replicas: Mapping[str, int]) -> Mix:

@@ -147,6 +147,19 @@ class StepModel:
             watts=device.watts * accelerators,
         )
 
+    def under_cap(self, name: str, cap: float, prefill: float, decode: float) -> StepModel:
+        """The same with its boards limited to a part of their watts, which makes prompts and decoding slower by these factors."""
+        return StepModel(
+            name,
+            decode * self.a_s,
+            decode * self.b_s,
+            decode * self.c_s,
+            prefill * self.d_s,
+            prefill * self.e_s,
+            self.kv_tokens,
+            cap * self.watts,
+        )
+
     def decode_s(self, batch: float, context_tokens: float) -> float:
         """Seconds of a step without prompt tokens."""
         return self.a_s + self.b_s * batch + self.c_s * context_tokens

@@ -191,6 +191,7 @@ class Cluster:
     def resize(self, target: Mapping[str, int], now_s: float) -> None:
         """Start what is missing; stop what is too much, starting ones first, then the least work."""
         self.wanted = dict(target)
+        self._relimit(target, now_s)
         for column in self.columns:
             own = [m for m in self.members if m.column.key == column.key and m.draining_s is None]
             waiting = [name for name, of in self.unplaced.items() if of.key == column.key]
@@ -205,6 +206,20 @@ class Cluster:
             )
             for member in own[: max(-missing, 0)]:
                 member.draining_s = now_s
+
+    def _relimit(self, target: Mapping[str, int], now_s: float) -> None:
+        """Where the target differs by power caps alone, boards get other limits and their replicas run on."""
+        staying = [m for m in self.members if m.draining_s is None]
+        live = Counter(m.column.key for m in staying)
+        missing = {c.key: target.get(c.key, 0) - live[c.key] for c in self.columns}
+        for member in staying:
+            wanted = (c for c in self.columns if c.pool == member.column.pool and missing[c.key] > 0)
+            other = next(wanted, None) if missing[member.column.key] < 0 else None
+            if other is not None:
+                missing[member.column.key] += 1
+                missing[other.key] -= 1
+                member.column, self.changed = other, True
+                member.replica.change(self.models[other.key], now_s)
 
     def _start(self, column: Column, now_s: float) -> None:
         """One more: one that sleeps there wakes, else another one starts."""

@@ -134,6 +134,11 @@ def failure_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--wake", default=5.0, show_default=True, help="Seconds until a sleeping replica serves.")
 @click.option("--budget", type=click.FloatRange(min=0, min_open=True), help="Most money per hour.")
 @click.option("--watts", type=click.FloatRange(min=0, min_open=True), help="Most watts of all replicas.")
+@click.option(
+    "--caps",
+    help="With --watts: per cent of their watts to which boards may be limited, such as 80,60, where more replicas at lower "
+    "limits carry more. Default: none.",
+)
 @click.option("--quota", type=click.IntRange(min=1), help="Most GPUs over all pools.")
 @click.option(
     "--min-replicas", type=click.IntRange(min=0), default=1, show_default=True, help="Never fewer replicas."
@@ -158,6 +163,7 @@ def plan_capacity(
     wake: float,
     budget: float | None,
     watts: float | None,
+    caps: str | None,
     quota: int | None,
     min_replicas: int,
     min_zones: int,
@@ -182,7 +188,7 @@ def plan_capacity(
     """
     from .serving_failures import nodes_of
     from .serving_plan import Question, answer
-    from .serving_pools import parse_pools, parse_slo
+    from .serving_pools import parse_caps, parse_pools, parse_slo
 
     try:
         parsed = parse_pools(pools)
@@ -196,6 +202,7 @@ def plan_capacity(
             wake_s=wake,
             budget_per_h=budget,
             watts=watts,
+            caps=() if caps is None else parse_caps(caps),
             quota=quota,
             min_replicas=min_replicas,
             min_zones=min_zones,

@@ -36,6 +36,8 @@ class Question:
     warm: int = 0
     budget_per_h: float | None = None
     watts: float | None = None
+    caps: tuple[float, ...] = ()
+    """Parts of their watts to which boards may be limited, so that more replicas have room within `watts`."""
     quota: int | None = None
     min_replicas: int = 1
     policies: tuple[str, ...] = ("busbar", "hpa", "static")
@@ -48,6 +50,8 @@ class Question:
         for name, value in (("start", self.start_s), ("wake", self.wake_s)):
             if not (math.isfinite(value) and value >= 0):
                 raise ServingModelError(f"the {name} time is {value:g} s; it must be zero or more")
+        if self.caps and self.watts is None:
+            raise ServingModelError("caps are of use only where watts are limited; give --watts, too")
         if self.sleeping and self.warm:
             raise ServingModelError(
                 "replicas sleep either from the beginning, for nothing, or as scaling.warm does it; give one"
@@ -128,6 +132,11 @@ class Plan:
         """What to buy, and what does not fit."""
         found = [f"{kind} is left out: {why}." for kind, why in sorted(self.refused.items())]
         stock = {pool.name: pool.stock for pool in question.pools}
+        if any("@" in key and count for key, count in self.bounds.peak.items()):
+            found.append(
+                "Replicas of TYPE@PERCENT have their boards limited to so much of their watts; what that costs them is"
+                " what was published for training on V100s, and half of it for decoding."
+            )
         wanted = {key: count for key, count in sorted(self.bounds.unlimited_peak.items()) if count}
         text = ", ".join(f"{count} {key}" for key, count in wanted.items())
         found.append(f"The busiest minute costs least on {text}, if nothing limits it.")
@@ -179,8 +188,8 @@ def answer(trace: ServingTrace, question: Question, progress: Progress | None = 
         ServingModelError: bad numbers, a load that ends with the warm-up, or no pool holds the model or meets the SLO.
     """
     buckets = Buckets.of(trace)
-    models, refused = step_models(question.pools, question.shape)
-    columns = columns_of(question.pools, models, buckets, question.slo)
+    models, refused = step_models(question.pools, question.shape, question.caps)
+    columns = columns_of(question.pools, models, buckets, question.slo, question.caps)
     if trace.duration_s < question.warm_up_s + 60:
         raise ServingModelError(
             f"{trace.name}: the load lasts {trace.duration_s:.0f} s; it must last at least"

@@ -194,14 +194,15 @@ def bounds(
             progress(number + 1, len(counted))
     ones = sum(single.cost_per_h * _needed(single, load) for load in counted)
     busiest = max(counted, key=lambda load: _work(single, load))
-    unlimited = cheapest(columns, busiest, Limits(min_replicas=limits.min_replicas), effort=effort)
+    whole = [column for column in columns if column.power_cap >= 1]
+    unlimited = cheapest(whole, busiest, Limits(min_replicas=limits.min_replicas), effort=effort)
     return Bounds(cost / len(counted), ones / len(counted), single, carried, peak, unlimited.replicas)
 
 
 def best_single(columns: Sequence[Column], minutes: Sequence[Sequence[float]]) -> Column:
     """The type whose numbers per minute cost least, of those that serve every bucket that some type serves."""
     served = [b for b in range(len(minutes[0])) if any(c.rates[b] > 0 for c in columns)]
-    able = [c for c in columns if all(c.rates[b] > 0 for b in served)]
+    able = [c for c in columns if c.power_cap >= 1 and all(c.rates[b] > 0 for b in served)]
     if not served or not able:
         raise ServingModelError(
             "no single GPU type of the pools serves all prompt lengths of this load within the SLO, so there is no"

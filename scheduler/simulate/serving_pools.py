@@ -12,10 +12,13 @@ from ..autoscale.step_model import Slo, StepModel, max_rate
 from ..errors import ServingModelError
 from ..fit.accelerators import DATA_SHEETS, accelerator
 from ..fit.model import ModelShape
+from ..power import Phase
+from ..power.curves import LEVELS, PUBLISHED, slowdown
 from .serving_trace import Buckets
 
 LLAMA_8B = ModelShape("llama", 32, 4096, 14336, 32, 8, 128, 128_256, tied=False)
 """Llama-3-8B's dimensions."""
+PHASES = (Phase.PREFILL, Phase.DECODE)
 LEAST_RATE = 1e-3
 """Below this a replica is of no use to a bucket."""
 PER_NODE = 8
@@ -92,15 +95,35 @@ def parse_slo(text: str) -> Slo:
     return Slo(values["ttft"], values["tpot"], values["percentile"])
 
 
-def step_models(pools: Sequence[Pool], shape: ModelShape) -> tuple[dict[str, StepModel], dict[str, str]]:
-    """Step models by pool, and why the others cannot hold the model."""
+def parse_caps(text: str) -> tuple[float, ...]:
+    """`80,60`: parts of the boards' watts, in per cent.
+
+    Raises:
+        ServingModelError: not of that form, or out of range.
+    """
+    try:
+        caps = sorted({int(item) for item in text.split(",")}, reverse=True)
+    except ValueError as error:
+        raise ServingModelError(f"--caps: {text!r} is not per cent, separated by commas") from error
+    if not all(LEVELS[0] <= cap < 100 for cap in caps):
+        raise ServingModelError(f"--caps: {text!r} is not between {LEVELS[0]} and 99 %")
+    return tuple(cap / 100 for cap in caps)
+
+
+def step_models(
+    pools: Sequence[Pool], shape: ModelShape, caps: Sequence[float] = ()
+) -> tuple[dict[str, StepModel], dict[str, str]]:
+    """Step models by pool, and under caps by `capped_key`; and why the other pools cannot hold the model."""
     models: dict[str, StepModel] = {}
     refused: dict[str, str] = {}
     for pool in pools:
         device = accelerator(pool.type)
         assert device is not None
         try:
-            models[pool.name] = StepModel.prior(pool.type, shape, device)
+            models[pool.name] = whole = StepModel.prior(pool.type, shape, device)
+            for cap in caps:
+                key, slow = capped_key(pool.name, cap), (slowdown(PUBLISHED[phase], cap) for phase in PHASES)
+                models[key] = whole.under_cap(key, cap, *slow)
         except ServingModelError as error:
             refused[pool.name] = str(error)
     if not models:
@@ -109,24 +132,30 @@ def step_models(pools: Sequence[Pool], shape: ModelShape) -> tuple[dict[str, Ste
 
 
 def columns_of(
-    pools: Sequence[Pool], models: Mapping[str, StepModel], buckets: Buckets, slo: Slo
+    pools: Sequence[Pool],
+    models: Mapping[str, StepModel],
+    buckets: Buckets,
+    slo: Slo,
+    caps: Sequence[float] = (),
 ) -> tuple[Column, ...]:
-    """One column per pool that can hold the model.
+    """One column per pool that can hold the model, and one more for each cap.
 
     Raises:
         ServingModelError: no type meets the SLO for any bucket; names the type that comes nearest.
     """
     columns = tuple(
         Column(
-            pool.name,
+            key,
             pool.name,
             pool.price_per_h,
-            tuple(_useful(max_rate(models[pool.name], bucket, slo)) for bucket in buckets.means),
-            watts=models[pool.name].watts,
+            tuple(_useful(max_rate(models[key], bucket, slo)) for bucket in buckets.means),
+            watts=models[key].watts,
             failure_domain=pool.zone,
+            power_cap=cap,
         )
         for pool in pools
-        if pool.name in models
+        for cap in (1.0, *caps)
+        if (key := capped_key(pool.name, cap)) in models
     )
     if not any(rate > 0 for column in columns for rate in column.rates):
         nearest = min(models.values(), key=lambda model: model.decode_s(1, buckets.means[0].prompt_tokens))
@@ -138,6 +167,10 @@ def columns_of(
             f" the first token and {alone_s:.4f} s per token"
         )
     return columns
+
+
+def capped_key(pool: str, cap: float) -> str:
+    return pool if cap >= 1 else f"{pool}@{100 * cap:.0f}%"
 
 
 def _useful(rate: float) -> float:

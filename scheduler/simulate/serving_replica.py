@@ -113,6 +113,14 @@ class Replica:
         context = request.context_tokens + request.left_tokens / 2
         return request.left_tokens * (self.model.b_s + self.model.c_s * context)
 
+    def change(self, model: StepModel, now_s: float) -> None:
+        """Its steps take other times from now on: its boards have another limit."""
+        self.advance(now_s)
+        self.model = model
+        self.prompt_s = math.fsum(
+            model.prompt_s(each.context_tokens) for each in (*self.waiting, *self.prefill)
+        )
+
     def adopt(self, request: Request, now_s: float) -> None:
         """Go on with a stream of another replica, whose keys and values have come with it; it has room (`holds`)."""
         self.advance(now_s)

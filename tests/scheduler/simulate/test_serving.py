@@ -12,12 +12,20 @@ from click.testing import CliRunner
 from busbar.scheduler.autoscale.mix import Limits
 from busbar.scheduler.autoscale.step_model import Slo
 from busbar.scheduler.errors import ServingModelError, TraceError
-from busbar.scheduler.simulate.serving_cluster import ServingSettings
+from busbar.scheduler.simulate.serving_cluster import Cluster, ServingSettings
 from busbar.scheduler.simulate.serving_command import plan_capacity
 from busbar.scheduler.simulate.serving_engine import run
 from busbar.scheduler.simulate.serving_plan import Plan, Question, answer
 from busbar.scheduler.simulate.serving_policies import Static, best_single, bounds, static_replicas
-from busbar.scheduler.simulate.serving_pools import LLAMA_8B, columns_of, parse_pools, parse_slo, step_models
+from busbar.scheduler.simulate.serving_pools import (
+    LLAMA_8B,
+    columns_of,
+    parse_caps,
+    parse_pools,
+    parse_slo,
+    step_models,
+)
+from busbar.scheduler.simulate.serving_replica import Request
 from busbar.scheduler.simulate.serving_trace import (
     Buckets,
     ServingTrace,
@@ -98,6 +106,58 @@ def test_limits_are_kept_and_said() -> None:
     assert found.bounds.carried < 1
     question = Question(POOLS, Slo(), LLAMA_8B, budget_per_h=2.1)
     assert any("the worst minute carries" in sentence for sentence in found.sentences(question))
+
+
+def test_boards_under_caps_carry_more_on_a_feed_that_is_too_small() -> None:
+    trace = steps([20, 20, 20], 150, LENGTHS)
+    pools = parse_pools("A100=16@3.67")
+    whole, capped = (
+        Question(
+            pools,
+            Slo(),
+            LLAMA_8B,
+            watts=800.0,
+            caps=caps,
+            policies=("busbar",),
+            warm_up_s=60,
+            min_replicas=0,
+        )
+        for caps in ((), (0.8, 0.6))
+    )
+    before, after = answer(trace, whole), answer(trace, capped)
+    assert after.bounds.carried > before.bounds.carried
+    assert after.results[0].attainment >= before.results[0].attainment
+    peak = after.results[0].peak
+    assert peak["A100@60%"] > 0
+    assert 400 * peak["A100"] + 320 * peak["A100@80%"] + 240 * peak["A100@60%"] <= 800
+    assert any("what was published" in said for said in after.sentences(capped))
+    assert not any("what was published" in said for said in before.sentences(whole))
+    assert set(after.bounds.unlimited_peak) == {"A100"}, "nothing is capped where nothing limits"
+
+
+def test_replicas_run_on_when_their_boards_get_another_limit() -> None:
+    pools, buckets = parse_pools("A100=4@3.67"), Buckets.of(LOAD)
+    models, _ = step_models(pools, LLAMA_8B, (0.6,))
+    columns = columns_of(pools, models, buckets, Slo(), (0.6,))
+    cluster = Cluster(columns, models, Slo(), ServingSettings(start_s=60.0))
+    for _ in range(2):
+        cluster.add(columns[0], 0.0)
+    before = [member.replica for member in cluster.members]
+    before[0].take(Request(0.0, 500, 100), 1.0)
+    waits_s = before[0].prompt_s
+    cluster.resize({"A100": 1, "A100@60%": 2}, 1.0)
+    ready, starting = cluster.counts(1.0)
+    assert (ready, starting) == ({"A100": 1, "A100@60%": 1}, {"A100": 0, "A100@60%": 1})
+    assert [member.replica for member in cluster.members[:2]] == before
+    assert before[0].model is models["A100@60%"]
+    assert before[0].prompt_s > waits_s
+    cluster.resize({"A100": 3}, 2.0)
+    assert {member.column.key for member in cluster.members} == {"A100"}
+    assert len(cluster.members) == 3
+
+
+def test_caps_are_read() -> None:
+    assert parse_caps("60,80, 60") == (0.8, 0.6)
 
 
 def test_what_the_stock_lacks_is_said() -> None:
@@ -239,6 +299,10 @@ def test_the_command_prints_fleets_bounds_and_json(tmp_path: Path) -> None:
         (["--warm", "2", "--wake", "100"], "longer to wake"),
         (["--warm", "2", "--sleeping", "2"], "give one"),
         (["--pools", "T4=8@0.3"], "no pool can hold the model"),
+        (["--watts", "800", "--caps", "80,most"], "not per cent"),
+        (["--watts", "800", "--caps", "100"], "not between 20 and 99"),
+        (["--watts", "800", "--caps", "10"], "not between 20 and 99"),
+        (["--caps", "80"], "give --watts, too"),
         (["--hours", "0.09"], "must last at least 360 s"),
     ],
 )
