@@ -35,6 +35,7 @@ from busbar.operator.power.limited_runs import limited_runs, with_curves
 from busbar.operator.power.membership import Membership, membership
 from busbar.operator.power.meters import Metered
 from busbar.operator.power.metrics import PowerMetrics
+from busbar.operator.power.own_replicas import OwnReplicas
 from busbar.operator.power.preemption import Preemptions
 from busbar.operator.power.prompt_shares import PromptShares
 from busbar.operator.power.reconcile import Seen, reconcile
@@ -110,8 +111,8 @@ class PowerKeeper:
         self._replicas, self._prompt_shares = replicas, PromptShares()
         self._trainers, self.curves = trainers, curves or LimitCurves()
         self.held = HeldNodes()
-        self._engine, self.draws = engine or EngineImage(""), draws or PhaseDraws()
-        self._limited_replicas = LimitedReplicas(self._engine, lambda: caches.profiles.items.values())
+        self._own_replicas, self.draws = OwnReplicas(engine or EngineImage("")), draws or PhaseDraws()
+        self._limited_replicas = LimitedReplicas(self._own_replicas, lambda: caches.profiles.items.values())
         self._prices = prices
         self.meters: Mapping[str, Metered] = {}
         """What the feeds' own meters say (`meters.py`), by domain."""
@@ -177,7 +178,7 @@ class PowerKeeper:
         if self._energy is not None:
             self._energy.tick(gatherer.readings, found, now_s)
         pods = caches.pods.items.values()
-        draws = replica_draws(gatherer.readings, pods, self._replicas, self._engine, fresh_from_s)
+        draws = replica_draws(gatherer.readings, pods, self._replicas, self._own_replicas, fresh_from_s)
         self.draws.look(draws, now_s)
         self.preemptions.look(found, gatherer.readings, self.lessor.counted_w, now_s)
         for name in [n for n in self.feeds if n not in found.domains]:

@@ -15,17 +15,15 @@ model that stays the same cancels out, and one that another model makes would no
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 from busbar.kube.contracts.report import ServingReport
 from busbar.kube.contracts.workload import ServingStatus, StepSums
 from busbar.kube.types import PerformanceProfile
 from busbar.kube.types.performance_profile import StepModel
-from busbar.operator.pods.engine_image import EngineImage, check
 from busbar.operator.pods.manifests import KIND_SERVICE
-from busbar.operator.pods.replica_place import place_of
 from busbar.operator.power.board_limits import at_limit, in_force, limit_of
 from busbar.operator.power.membership import Membership
+from busbar.operator.power.own_replicas import OwnReplicas
 from busbar.operator.power.readings import Reading
 from busbar.operator.profiles.observations import by_class
 from busbar.operator.profiles.paces import LimitedRun, Told, Work
@@ -37,21 +35,12 @@ SETTLED_STEPS = 1000
 """Of a step model that paces are told by: from so many on it follows its engine and no longer its first steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """Of one replica."""
-
-    place: Placement | None
-    model: StepModel | None = None
-    """That it is compared with."""
-
-
 class LimitedReplicas:
-    """What is known of replicas on limited boards, by pod."""
+    """The models that replicas on limited boards are compared with, by pod."""
 
-    def __init__(self, engine: EngineImage, profiles: Callable[[], Iterable[PerformanceProfile]]) -> None:
-        self._engine, self._profiles = engine, profiles
-        self._known: dict[str, _Known] = {}
+    def __init__(self, own: OwnReplicas, profiles: Callable[[], Iterable[PerformanceProfile]]) -> None:
+        self._own, self._profiles = own, profiles
+        self._models: dict[str, StepModel] = {}
 
     def look(
         self,
@@ -75,43 +64,51 @@ class LimitedReplicas:
             boards[pod.node] = boards.get(pod.node, 0) + sum(count for _, count in pod.requests.devices)
         replicas = [pod for pod in on if pod.kind == KIND_SERVICE and found.is_limited(pod.node)]
         self._pin(replicas, told)
+        limits = {
+            node: _limit(in_force(readings.get(node), fresh_from_s), boards[node])
+            for node in {pod.node for pod in replicas}
+        }
         runs = []
         for pod in replicas:
-            reading = in_force(readings.get(pod.node), fresh_from_s)
-            part = None if reading is None else limit_of(reading)
-            binds = reading is not None and 2 * at_limit(reading) >= boards[pod.node]
+            part, binds = limits[pod.node]
             for phase, work, counted in self._phases(pod, told.get(pod.uid)):
                 name = f"{pod.uid}/{phase}"
                 runs.append(LimitedRun(name, work, part, counted, (pod.node,), binds, pauses=True))
         return runs
 
     def _pin(self, replicas: Iterable[Pod], told: Mapping[str, ServingStatus]) -> None:
-        """Keeps what is known of replicas that are there, and looks for the models of those that have none yet."""
-        kept: dict[str, _Known] = {}
+        """Keeps the models of replicas that are there, and looks for those of replicas that have none yet."""
+        kept: dict[str, StepModel] = {}
         profiles: Mapping[str, PerformanceProfile] | None = None
         for pod in replicas:
-            known = self._known.get(pod.uid) or _Known(place_of(pod))
-            report = _report(told.get(pod.uid))
-            if known.model is None and report is not None and known.place is not None:
+            model, report, place = self._models.get(pod.uid), _report(told.get(pod.uid)), self._own.place(pod)
+            if model is None and report is not None and place is not None:
                 profiles = by_class(self._profiles()) if profiles is None else profiles
-                known = _Known(known.place, _model(profiles.get(report.workload_class), known.place, report))
-            kept[pod.uid] = known
-        self._known = kept
+                model = _model(profiles.get(report.workload_class), place, report)
+            if model is not None:
+                kept[pod.uid] = model
+        self._models = kept
 
     def _phases(self, pod: Pod, reading: ServingStatus | None) -> list[tuple[Phase, Work, Told | None]]:
         """What limits cost alike, and what the engine has counted, by phase."""
-        known, report = self._known[pod.uid], _report(reading)
-        steps = None if reading is None or known.model is None else reading.phase_steps
-        believed = steps is not None and check(None, (pod,), self._engine).verified
-        accelerator = "" if known.place is None else known.place.accelerator
+        report, place, model = _report(reading), self._own.place(pod), self._models.get(pod.uid)
+        steps = None if reading is None or place is None or model is None else reading.phase_steps
+        accelerator = "" if place is None else place.accelerator
         name, mode = ("", "") if report is None else (report.workload_class, report.mode)
         found: list[tuple[Phase, Work, Told | None]] = []
         for phase in (Phase.PREFILL, Phase.DECODE):
             told = None
-            if believed and steps is not None and known.model is not None:
-                told = _told(known.model, steps.prefill if phase is Phase.PREFILL else steps.decode)
+            if steps is not None and model is not None:
+                told = _told(model, steps.prefill if phase is Phase.PREFILL else steps.decode)
             found.append((phase, Work(name, accelerator, mode, phase), told))
         return found
+
+
+def _limit(reading: Reading | None, held: int) -> tuple[float | None, bool]:
+    """The limit of a node's boards, and whether it holds at least half of those that pods hold."""
+    if reading is None:
+        return None, False
+    return limit_of(reading), 2 * at_limit(reading) >= held
 
 
 def _report(reading: ServingStatus | None) -> ServingReport | None:

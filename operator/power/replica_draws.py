@@ -10,10 +10,8 @@ import math
 from collections.abc import Iterable, Mapping
 
 from busbar.kube.contracts.workload import PhaseSteps, ServingStatus
-from busbar.operator.pods.engine_image import EngineImage, check
-from busbar.operator.pods.manifests import KIND_SERVICE
-from busbar.operator.pods.replica_place import place_of
 from busbar.operator.power.board_limits import limit_of
+from busbar.operator.power.own_replicas import OwnReplicas
 from busbar.operator.power.readings import Reading
 from busbar.operator.profiles.phase_draws import DrawPlace, ReplicaDraw
 from busbar.operator.watch.projections import Pod
@@ -23,7 +21,7 @@ def replica_draws(
     readings: Mapping[str, Reading],
     pods: Iterable[Pod],
     told: Mapping[str, ServingStatus],
-    engine: EngineImage,
+    own: OwnReplicas,
     fresh_from_s: float,
 ) -> list[ReplicaDraw]:
     """Of this moment, one for each node.
@@ -41,18 +39,18 @@ def replica_draws(
             on.setdefault(pod.node, []).append(pod)
     found = []
     for node, here in on.items():
-        draw = _of_node(node, readings[node], here, told, engine)
+        draw = _of_node(node, readings[node], here, told, own)
         if draw is not None:
             found.append(draw)
     return found
 
 
 def _of_node(
-    node: str, reading: Reading, here: list[Pod], told: Mapping[str, ServingStatus], engine: EngineImage
+    node: str, reading: Reading, here: list[Pod], told: Mapping[str, ServingStatus], own: OwnReplicas
 ) -> ReplicaDraw | None:
     places, steps = set(), []
     for pod in here:
-        known = _told(pod, told.get(pod.uid), engine)
+        known = _told(pod, told.get(pod.uid), own)
         if known is None:
             return None
         places.add(known[0])
@@ -72,14 +70,11 @@ def _of_node(
     )
 
 
-def _told(
-    pod: Pod, reading: ServingStatus | None, engine: EngineImage
-) -> tuple[DrawPlace, PhaseSteps] | None:
+def _told(pod: Pod, reading: ServingStatus | None, own: OwnReplicas) -> tuple[DrawPlace, PhaseSteps] | None:
     """None: it is no replica of our engine, or it tells nothing."""
-    if reading is None or reading.report is None or reading.phase_steps is None or pod.kind != KIND_SERVICE:
+    place = own.place(pod)
+    if place is None or reading is None or reading.report is None or reading.phase_steps is None:
         return None
-    place, report = place_of(pod), reading.report
-    if place is None or not check(None, (pod,), engine).verified:
-        return None
+    report = reading.report
     count = max(1, place.per_pod.accelerators_m // 1000)
     return DrawPlace(report.workload_class, place.accelerator, count, report.mode), reading.phase_steps

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 
 from busbar.kube.types.performance_profile import PhaseWatts, ProfileCell
 from busbar.operator.profiles.phase_draws import DrawPlace, PhaseDraw
-
-APART = 0.1
-"""Watts are written when their logarithm has changed by this much."""
 
 
 def with_draws(
@@ -39,20 +35,6 @@ def with_draws(
         else:
             found.append(cell)
     return found
-
-
-def draws_differ(old: PhaseWatts | None, new: PhaseWatts | None) -> bool:
-    """Whether the new ones should be written."""
-    before, after = old or PhaseWatts(), new or PhaseWatts()
-    return any(
-        _apart(getattr(before, name), getattr(after, name)) > APART for name in PhaseWatts.model_fields
-    )
-
-
-def _apart(old: float | None, new: float | None) -> float:
-    if not old or not new:
-        return 0.0 if old == new else math.inf
-    return abs(math.log(old / new))
 
 
 def _key(workload_class: str, cell: ProfileCell) -> tuple[DrawPlace, int]:

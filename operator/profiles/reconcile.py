@@ -22,6 +22,7 @@ from busbar.kube.types.performance_profile import (
     MOST_CELLS,
     CellSource,
     PerformanceProfileStatus,
+    PhaseWatts,
     PowerCurve,
     ProfileCell,
 )
@@ -49,7 +50,7 @@ from busbar.operator.profiles.observations import (
 )
 from busbar.operator.profiles.paces import Work
 from busbar.operator.profiles.phase_draws import DrawPlace, PhaseDraw
-from busbar.operator.profiles.phase_watts import draws_differ, with_draws
+from busbar.operator.profiles.phase_watts import with_draws
 from busbar.operator.profiles.power_curves import capped_replicas, grew, written
 from busbar.operator.profiles.speeds import SpeedReport, run_of
 from busbar.operator.profiles.table import report_of
@@ -231,10 +232,14 @@ def _differs(old: ProfileCell, new: ProfileCell) -> bool:
         _apart(old.tokens_per_second, new.tokens_per_second) > STEADY / 2
         or _apart(old.measured_memory_gib, new.measured_memory_gib) > NARROWER
         or _apart(old.watts, new.watts) > NARROWER
-        or draws_differ(old.phase_watts, new.phase_watts)
+        or _draws_differ(old.phase_watts or PhaseWatts(), new.phase_watts or PhaseWatts())
         or _apart(old.low, new.low) > NARROWER
         or _apart(old.high, new.high) > NARROWER
     )
+
+
+def _draws_differ(old: PhaseWatts, new: PhaseWatts) -> bool:
+    return any(_apart(getattr(old, name), getattr(new, name)) > NARROWER for name in PhaseWatts.model_fields)
 
 
 def _apart(old: float | None, new: float | None) -> float:

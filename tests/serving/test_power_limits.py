@@ -21,6 +21,7 @@ from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.types import PerformanceProfile
 from busbar.operator.pods.replica_place import place_of
 from busbar.operator.power.limited_replicas import SETTLED_STEPS, LimitedReplicas
+from busbar.operator.power.own_replicas import OwnReplicas
 from busbar.operator.profiles.paces import LimitCurves, Work
 from busbar.operator.profiles.serving_speeds import measured
 from busbar.scheduler.power import Phase
@@ -79,7 +80,7 @@ def test_the_engines_own_counts_teach_what_a_limit_costs_each_phase(llama: tuple
     assert written is not None
     known = empty.model_copy(update={"status": written})
 
-    curves, replicas = LimitCurves(), LimitedReplicas(ENGINE, lambda: (known,))
+    curves, replicas = LimitCurves(), LimitedReplicas(OwnReplicas(ENGINE), lambda: (known,))
     told: dict[str, ServingStatus] = {}
     until_s = engine.clock.now + 1600.0
     while engine.clock.now < until_s:

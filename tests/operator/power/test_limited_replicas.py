@@ -16,9 +16,11 @@ from tests.operator.profiles.parts import profile
 from busbar.kube.contracts.workload import ServingStatus, StepSums
 from busbar.kube.types import PerformanceProfile
 from busbar.operator.pods.engine_image import EngineImage
+from busbar.operator.power import own_replicas
 from busbar.operator.power.limited_replicas import SETTLED_STEPS, LimitedReplicas
 from busbar.operator.power.limited_runs import with_curves
 from busbar.operator.power.membership import membership
+from busbar.operator.power.own_replicas import OwnReplicas
 from busbar.operator.power.readings import Reading
 from busbar.operator.power.work import NodeWork, WorkKind
 from busbar.operator.profiles.paces import LimitCurves, LimitedRun, Work
@@ -69,7 +71,7 @@ def runs(
     readings: Sequence[Reading] = (reading("n0", 300.0, 300.0),),
     profiles: Sequence[PerformanceProfile] | None = None,
 ) -> list[LimitedRun]:
-    replicas = LimitedReplicas(ENGINE, lambda: (known(),) if profiles is None else profiles)
+    replicas = LimitedReplicas(OwnReplicas(ENGINE), lambda: (known(),) if profiles is None else profiles)
     answers = {pod.uid: told or tells() for pod in pods}
     return replicas.look(FEED, {each.node: each for each in readings}, pods, answers, 97.0)
 
@@ -116,7 +118,7 @@ def test_a_replica_without_a_model_to_compare_with_or_not_ours_teaches_nothing(
 
 def test_a_replica_keeps_the_model_that_it_was_compared_with_first() -> None:
     profiles, pods, told = [known()], [on("n0")], {on("n0").uid: tells()}
-    replicas = LimitedReplicas(ENGINE, lambda: profiles)
+    replicas = LimitedReplicas(OwnReplicas(ENGINE), lambda: profiles)
     readings = {"n0": reading("n0", 300.0, 300.0)}
     before = replicas.look(FEED, readings, pods, told, 97.0)
     profiles[0] = known(stepModel=STEP | {"secondsPerStep": 0.02})
@@ -124,6 +126,19 @@ def test_a_replica_keeps_the_model_that_it_was_compared_with_first() -> None:
     assert replicas.look(FEED, readings, [], told, 97.0) == []
     after = replicas.look(FEED, readings, pods, told, 97.0)
     assert after[1].told == pytest.approx((2.0 + 0.8 + 0.8, 3.0)), "it is another replica"
+
+
+def test_an_image_is_looked_at_again_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, pod = OwnReplicas(ENGINE), on("n0")
+    for _ in range(2):
+        place = own.place(pod)
+        assert place is not None
+        assert (place.accelerator, place.nodes) == ("A100", ("n0",))
+    assert own.place(replace(pod, image_id=f"x@sha256:{'b' * 64}")) is None
+    assert own.place(replace(pod, kind="trainingjob")) is None
+    monkeypatch.setattr(own_replicas, "MOST", 1)
+    assert own.place(on("n1")) is not None
+    assert own.place(pod) == place
 
 
 @pytest.mark.parametrize(
@@ -154,7 +169,7 @@ def test_replicas_on_nodes_that_nothing_limits_or_without_boards_are_left_out() 
     assert runs(on("n2"), readings=[reading("n2", 300.0)]) == []
     assert runs(replace(on("n0"), requests=Requests())) == []
     assert runs(replace(on("n0"), phase="Failed")) == []
-    nothing = LimitedReplicas(ENGINE, lambda: [known()])
+    nothing = LimitedReplicas(OwnReplicas(ENGINE), lambda: [known()])
     readings = {"n0": reading("n0", 300.0)}
     assert nothing.look(membership([], []), readings, [on("n0")], {}, 97.0) == []
 
@@ -187,7 +202,7 @@ class Replica:
 
 def test_a_replica_under_changing_limits_and_load_teaches_a_curve_for_each_phase() -> None:
     curves, engine, pod = LimitCurves(), Replica(), on("n0")
-    replicas = LimitedReplicas(ENGINE, lambda: [known()])
+    replicas = LimitedReplicas(OwnReplicas(ENGINE), lambda: [known()])
     told: dict[str, ServingStatus] = {}
     found: list[LimitedRun] = []
     for second in range(5400):

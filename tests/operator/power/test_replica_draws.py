@@ -11,6 +11,7 @@ from tests.operator.power.test_limited_runs import reading
 from busbar.kube.contracts.power import Backend
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.operator.pods.manifests import KIND_TRAINING
+from busbar.operator.power.own_replicas import OwnReplicas
 from busbar.operator.power.readings import Reading
 from busbar.operator.power.replica_draws import replica_draws
 from busbar.operator.profiles.phase_draws import DrawPlace, ReplicaDraw
@@ -23,7 +24,7 @@ def draws(
     *pods: Pod, at: Reading = FOUR, told: ServingStatus | None = None, silent: str = ""
 ) -> list[ReplicaDraw]:
     answers = {pod.uid: told or tells() for pod in pods if pod.uid != silent}
-    return replica_draws({at.node: at}, pods, answers, ENGINE, 97.0)
+    return replica_draws({at.node: at}, pods, answers, OwnReplicas(ENGINE), 97.0)
 
 
 def test_the_boards_that_draw_most_are_those_that_replicas_hold() -> None:
@@ -33,7 +34,7 @@ def test_the_boards_that_draw_most_are_those_that_replicas_hold() -> None:
     busier = tells(prefill=READS.model_copy(update={"seconds": 1.6}))
     one, two = on("n0", 1), on("n0", 1, index=1)
     told = {one.uid: tells(), two.uid: busier}
-    [found] = replica_draws({"n0": replace(FOUR, meters=boards)}, [one, two], told, ENGINE, 97.0)
+    [found] = replica_draws({"n0": replace(FOUR, meters=boards)}, [one, two], told, OwnReplicas(ENGINE), 97.0)
     assert found.board_w == pytest.approx(250.0)
     assert found.place == DrawPlace(CLASS, "A100", 1, "resident")
     assert (found.part, found.board_max_w) == (1.0, 400.0)
