@@ -13,7 +13,7 @@ import re
 import socket
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -177,7 +177,11 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         pod["namespace"] = env["POD_NAMESPACE"]
     if env.get("POD_NAME"):
         pod["pod_name"] = env["POD_NAME"]
-    return settings.load(Settings, PREFIX, env, defaults=pod)
+    read = settings.load(Settings, PREFIX, env, defaults=pod)
+    if read.former_workload_key == read.workload_key:
+        # A restored backup may bring the former key back. Replicas of one key must not be replaced again and again.
+        return replace(read, former_workload_key=b"")
+    return read
 
 
 def _identity(env: Mapping[str, str]) -> str:

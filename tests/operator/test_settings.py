@@ -81,6 +81,9 @@ def test_the_former_key_is_there_only_while_the_key_is_rotated(tmp_path: Path) -
     assert load(env).workload_keys == (b"0123456789abcdef",)
     former.write_text("fedcba9876543210\n")
     assert load(env).workload_keys == (b"0123456789abcdef", b"fedcba9876543210")
+    former.write_text("0123456789abcdef")  # a restored backup brought it back
+    assert load(env).workload_keys == (b"0123456789abcdef",)
+    assert load(env).former_workload_key == b""
     former.write_text("short")
     with pytest.raises(SettingsError, match=r"FORMER_WORKLOAD_KEY_FILE.*16 bytes"):
         load(env)
