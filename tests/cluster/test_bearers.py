@@ -27,6 +27,10 @@ from busbar.local.build import binary
 from busbar.operator.watch.projections import ANNOTATION_DRAINING, project_pod
 
 KEY = b"0123456789abcdef0123456789abcdef"  # of the harness
+NEW = b"another key of more than sixteen bytes"
+PAGE = (ROOT / "docs" / "admin.md").read_text().partition("## Change the workload key\n")[2]
+COMMANDS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+"""The key is rotated, what was made under which is listed, and the former key is taken away."""
 
 
 @pytest.fixture
@@ -116,7 +120,6 @@ async def test_a_foreign_secret_under_the_name_is_not_mounted_and_the_status_say
 async def test_while_the_key_is_rotated_jobs_are_read_on_and_replicas_replaced_one_by_one(
     apiserver: ApiServer,
 ) -> None:
-    new = b"another key of more than sixteen bytes"
     said = {
         "modelservice": lambda s: {"kind": "serving", "ready": True, "running": 0, "waiting": 0},
         "trainingjob": lambda s: {
@@ -147,8 +150,8 @@ async def test_while_the_key_is_rotated_jobs_are_read_on_and_replicas_replaced_o
         await cluster.stop()
         at = len(cluster.proxy.writes)
 
-        await cluster.start(workload_key=new, former_workload_key=KEY)
-        await becomes(cluster.pods, lambda pods: keys(pods, "double-") == [new, new])
+        await cluster.start(workload_key=NEW, former_workload_key=KEY)
+        await becomes(cluster.pods, lambda pods: keys(pods, "double-") == [NEW, NEW])
         await cluster.until(MODEL_SERVICES, "double", ready(2))
         found = turns(cluster, at)
         assert [what for what, _ in found] == ["drains", "makes"] * 2
@@ -157,10 +160,17 @@ async def test_while_the_key_is_rotated_jobs_are_read_on_and_replicas_replaced_o
         now = await cluster.pods()
         for name in ("trains-1-0", "single-0"):
             assert now[name]["metadata"]["uid"] == before[name]["metadata"]["uid"]
+        listed = await asyncio.to_thread(run, apiserver, "bash", "-c", COMMANDS[1])
+        lines = [line.split() for line in listed.splitlines()]
+        told_of = {name: secret[-8:] for where, name, secret in lines if where == cluster.namespace}
+        print_of = {key: bearers.secret_name(key, "")[-8:] for key in (KEY, NEW)}
+        assert told_of == {
+            name: print_of[NEW if name.startswith("double") else KEY] for name in await cluster.pods()
+        }
         await cluster.stop()
 
-        await cluster.start(workload_key=new)
-        await becomes(cluster.pods, lambda pods: keys(pods, "single-") == [new])
+        await cluster.start(workload_key=NEW)
+        await becomes(cluster.pods, lambda pods: keys(pods, "single-") == [NEW])
         status = await cluster.until(
             TRAINING_JOBS, "trains", lambda s: "workload key" in s.get("message", "")
         )
@@ -170,37 +180,37 @@ async def test_while_the_key_is_rotated_jobs_are_read_on_and_replicas_replaced_o
 def test_the_commands_of_the_admins_page_rotate_the_key_and_an_upgrade_keeps_both(
     platform: ApiServer,
 ) -> None:
-    page = (ROOT / "docs" / "admin.md").read_text().partition("## Change the workload key\n")[2]
-    begin, end, *_ = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
-    environment = {
-        **os.environ,
-        "KUBECONFIG": str(platform.kubeconfig()),
-        "PATH": f"{binary('kubectl').parent}:{os.environ['PATH']}",
-    }
-
-    def run(*command: str) -> str:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    begin, _, end, *_ = COMMANDS
 
     def data() -> dict[str, str]:
         path = f"/api/v1/namespaces/{SYSTEM}/secrets/busbar-workload-key"
         return dict(platform.admin.get(path).expect()["data"])
 
     before = data()
-    run("bash", "-euo", "pipefail", "-c", begin)
+    run(platform, "bash", "-euo", "pipefail", "-c", begin)
     both = data()
     assert both["former"] == before["key"] != both["key"]
     assert len(base64.b64decode(both["key"]).strip()) == 64
     rendered = run(
-        str(binary("helm")), "template", "busbar", str(ROOT / "charts" / "busbar"), "-n", SYSTEM,
+        platform, str(binary("helm")), "template", "busbar", str(ROOT / "charts" / "busbar"), "-n", SYSTEM,
         "--dry-run=server", "--is-upgrade", "-s", "templates/secrets.yaml",
     )  # fmt: skip
     secrets = {one["metadata"]["name"]: one["data"] for one in yaml.safe_load_all(rendered) if one}
     assert secrets["busbar-workload-key"] == both
     assert list(secrets["busbar-api-session"]) == ["secret"]
-    run("bash", "-euo", "pipefail", "-c", end)
+    run(platform, "bash", "-euo", "pipefail", "-c", end)
     assert data() == {"key": both["key"]}
+
+
+def run(server: ApiServer, *command: str) -> str:
+    environment = {
+        **os.environ,
+        "KUBECONFIG": str(server.kubeconfig()),
+        "PATH": f"{binary('kubectl').parent}:{os.environ['PATH']}",
+    }
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def ready(count: int) -> Callable[[dict[str, Any]], bool]:
@@ -214,8 +224,7 @@ def step(status: dict[str, Any]) -> int:
 def keys(pods: dict[str, Object], begin: str) -> list[bytes | None]:
     """The workload keys under which these pods were made."""
     found = (project_pod(pod) for name, pod in pods.items() if name.startswith(begin))
-    both = (KEY, b"another key of more than sixteen bytes")
-    return [bearers.key_of(pod.bearers, pod.owner_uid, both) for pod in found]
+    return [bearers.key_of(pod.bearers, pod.owner_uid, (KEY, NEW)) for pod in found]
 
 
 def turns(cluster: Cluster, since: int) -> list[tuple[str, str]]:
