@@ -65,7 +65,7 @@ def records(
             made.add(assignment, made.reasons.simple(assignment, WaitCode.RELEASING))
     waiting = round_.state.waiting
     kept = made.kept()
-    for job in sorted(job for job in waiting if job not in kept and job not in made.found):
+    for job in sorted(waiting.keys() - kept.keys() - made.found.keys()):
         made.tried(waiting[job])
     return made.all(kept)
 
@@ -132,8 +132,9 @@ class _Records:
         }
         with_react_code |= {job: record for job, record in self.found.items() if record.code in REACT_CODES}
         kept |= self.found
-        by_job = {job: kept[job] for job in sorted(kept)}
-        return RecordIndex(tuple(by_job.values()), by_job, with_react_code)
+        names = sorted(kept)
+        in_order = tuple(map(kept.__getitem__, names))
+        return RecordIndex(in_order, dict(zip(names, in_order, strict=True)), with_react_code)
 
     def tried(self, assignment: Assignment) -> None:
         """Add the record of a job without a place."""

@@ -37,6 +37,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
 from ..candidates.candidates import Candidate
 from ..fairness.quota import EPS, Right
@@ -51,6 +52,7 @@ from ..search.state import Assignment, RankedCandidate
 from ..search.swap import improve_one
 from .sentences import amount_text
 
+_PRIORITY = attrgetter("job.priority")
 TRIES = 32
 FEW = 32
 """A try that preempts by right is made with so many jobs of each pool and tenant first: that they are enough is nearly
@@ -395,12 +397,10 @@ class Suggestions:
     def _levels_of(self, tenant: str) -> list[int]:
         """Priorities of the tenant's running jobs, lowest first."""
         if tenant not in self._levels:
-            levels = {
-                self.round.priority(assignment.job)
-                for pool in self.round.cluster.pools
-                for assignment in self.round.held.get((pool, tenant), {}).values()
-            }
-            self._levels[tenant] = sorted(levels)
+            found, most = set[int](), self.round.holdings.tenants[tenant].priority_ceiling
+            for pool in self.round.cluster.pools:
+                found.update(map(_PRIORITY, self.round.held.get((pool, tenant), {}).values()))
+            self._levels[tenant] = sorted({min(priority, most) for priority in found})
         return self._levels[tenant]
 
 
