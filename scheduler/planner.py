@@ -39,7 +39,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import filterfalse
 
 from .candidates.prices import prices_of
 from .errors import SolverError
@@ -275,7 +274,7 @@ def _touched(state: PlanningState, last: Plan, known: RecordIndex, event: Event)
     """Waiting jobs to try whether they fit or not."""
     names = {action.job for action in last.actions if action.to is not None}
     names |= {reservation.job for reservation in last.reservations}
-    names |= set(filterfalse(known.by_job.__contains__, state.waiting))
+    names |= state.waiting.keys() - known.by_job.keys()
     freed, tenants, classes = set[str](), set[str](), set[str]()
     stopped = {action.job for action in last.actions if action.to is None}
     for one in event.happened:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from heapq import nsmallest
-from operator import attrgetter
+from itertools import islice
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from .victim_groups import Floats, Victim, VictimGroup
 Where = tuple[str, str]
 """Pool and tenant."""
 _Order = tuple[float, JobId]
-_BY_NODE = attrgetter("placement.nodes", "job.id")
 _Test = Callable[[Assignment], bool]
 Losses = Callable[[Assignment], tuple[float, float]]
 """What a job loses per hour and once if it gives way."""
@@ -144,8 +142,8 @@ class Stoppable:
 
     @contextmanager
     def few(self, most: int) -> Iterator[None]:
-        """Within this context, lists have so many jobs at most, those on the first nodes: where some of them will do,
-        the others need not be looked at. Jobs that are moved within it are back where they were at its end."""
+        """Within this context, lists are of so many jobs of each pool and tenant: where some of them will do, the
+        others need not be looked at. Jobs that are moved within it are back where they were at its end."""
         lists, passing, groups = self._lists, self._passing, self._groups
         self._lists, self._passing, self._groups = {}, {}, {}
         self._most, self.cut = most, False
@@ -191,9 +189,9 @@ class Stoppable:
     def _list(self, where: Where) -> _Logged:
         known = self._lists.get(where)
         if known is None:
-            found = [one for one in self._held.get(where, {}).values() if self._may_stop(one)]
-            if self._most is not None and len(found) > self._most:
-                found, self.cut = nsmallest(self._most, found, key=_BY_NODE), True
+            held = self._held.get(where, {})
+            self.cut = self.cut or (self._most is not None and len(held) > self._most)
+            found = [one for one in islice(held.values(), self._most) if self._may_stop(one)]
             entries = [(self._order(one), self._victim(one, where[0])) for one in found]
             known = self._lists[where] = _Logged(entries)
         return known
