@@ -8,6 +8,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -198,6 +199,7 @@ def test_the_commands_of_the_admins_page_rotate_the_key_and_an_upgrade_keeps_bot
     secrets = {one["metadata"]["name"]: one["data"] for one in yaml.safe_load_all(rendered) if one}
     assert secrets["busbar-workload-key"] == both
     assert list(secrets["busbar-api-session"]) == ["secret"]
+    time.sleep(1.1)  # kubectl refuses a second restart of a deployment within a second
     run(platform, "bash", "-euo", "pipefail", "-c", end)
     assert data() == {"key": both["key"]}
 
