@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -31,7 +32,8 @@ from busbar.kube.resources import PODS, SECRETS
 from busbar.operator.watch.projections import project_pod
 
 POD_RANGE = "127.77.0.0/16"
-_addresses = itertools.count(1)
+_addresses = itertools.count(1 + 250 * (os.getpid() % 200))
+"""Two processes with tests at the same time do not have the same ones, for their ports are the same."""
 
 
 @dataclass
