@@ -87,7 +87,7 @@ async def test_a_service_over_three_types_follows_quota_prices_cordons_drains_an
         assert ready(status).get("own", 0) == 0, "the dearest left first"
         await quota()
         await cluster.client.patch(ACCELERATOR_POOLS, b, {"spec": {"pricePerHour": 9.0}})
-        status = await load.until(2.2 * each, settled(lambda found: set(found) == {"c"}), seconds=5.0)
+        status = await load.until(2.2 * each, settled(lambda found: found == {"c": 3}), seconds=5.0)
         assert "Switch" in [entry["cause"] for entry in status["scalingHistory"]]
 
         for i in range(2):  # what runs there stays, and what is added comes elsewhere
