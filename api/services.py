@@ -38,6 +38,7 @@ from busbar.api.objects.overview import Overviews
 from busbar.api.objects.pods import Pods
 from busbar.api.objects.power import PowerViews
 from busbar.api.objects.preview import Previews
+from busbar.api.objects.service_load import ServiceLoads
 from busbar.api.records.backup import Backup
 from busbar.api.records.batches import BatchStore
 from busbar.api.records.files import FileStore
@@ -85,6 +86,7 @@ class Services:
     completions: Completions
     change_stream: ChangeStream
     power: PowerViews
+    service_loads: ServiceLoads
     operator: Operator
     clock: Clock
 
@@ -179,6 +181,7 @@ def build(
         previews=Previews(objects, operator, authorizer),
         cluster=cluster,
         power=PowerViews(kube, cluster, authorizer, operator),
+        service_loads=ServiceLoads(objects, operator),
         overviews=Overviews(store, objects, tenancy, authorizer, clock),
         keys=keys,
         token_service=TokenService(

@@ -51,6 +51,7 @@ from busbar.operator.server import RoutesFeed, Server
 from busbar.operator.serving.demand import DemandReader
 from busbar.operator.serving.history_keeper import HistoryKeeper
 from busbar.operator.serving.routes import build_routes
+from busbar.operator.serving.series_keeper import SeriesKeeper
 from busbar.operator.settings import Settings
 from busbar.operator.steady_clock import utc_now
 from busbar.operator.tenancy.reconcile import COUNTS_S
@@ -141,6 +142,11 @@ class Operator:
         self.handlers.power.lessor.left_s = self.fence.left_s
         self.checkpoints = CheckpointKeeper(self._plain, self.client, self.handlers.energy, settings)
         self.days = HistoryKeeper(self._plain, self.client, self.handlers.targets.histories, settings)
+        self.series = SeriesKeeper(
+            self.caches,
+            self.demand.of if settings.gateway_url else lambda key: None,
+            self.handlers.targets.latest,
+        )
         self.meters = Meters(
             lambda: list(self.caches.power_domains.items.values()),
             self._meter_secret,
@@ -169,6 +175,7 @@ class Operator:
             self.snapshot,
             self.previews.of,
             self.handlers.targets.service_plan,
+            self.series.of,
             self.handlers.power,
             self.problems,
             lambda: self.synced,
@@ -222,6 +229,7 @@ class Operator:
                     ("power", self.handlers.power.run()),
                     ("checkpoints", self.checkpoints.run()),
                     ("days", self.days.run()),
+                    ("series", self.series.run()),
                     ("meters", self.meters.run()),
                     ("events", self.events.run()),
                     ("resync", self._resync_forever()),

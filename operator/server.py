@@ -6,6 +6,7 @@ Internal (8090), each call with a service-account token of audience ``busbar-ope
     GET  /nodes      what each node has, and what jobs hold of it (kube.contracts.preview)
     POST /preview    what the next round would do with a draft (kube.contracts.preview)
     POST /service-plan  the cheapest replicas of a service for a stated load (kube.contracts.service_plan)
+    GET  /service-series  a service's load over time, and its replicas (kube.contracts.service_series)
     GET  /power      what feeds and nodes draw; /power/series: their means (kube.contracts.power_view)
     GET  /routes     NDJSON: a whole routes document at each change, and every 15 s
 
@@ -34,7 +35,10 @@ from busbar.kube.contracts.preview import PATH as PREVIEW_PATH
 from busbar.kube.contracts.routes import RESEND_S, Routes
 from busbar.kube.contracts.service_plan import PATH as SERVICE_PLAN_PATH
 from busbar.kube.contracts.service_plan import ServicePlanAnswer, ServicePlanRequest
+from busbar.kube.contracts.service_series import PATH as SERVICE_SERIES_PATH
+from busbar.kube.contracts.service_series import SeriesSpan, ServiceSeries
 from busbar.kube.errors import KubeError
+from busbar.kube.informer import Key
 from busbar.kube.types import ModelService, TrainingJob
 from busbar.operator.errors import Busy, PreviewFailed
 from busbar.operator.metrics import Metrics
@@ -93,6 +97,7 @@ class Server:
         snapshot: Callable[[], Snapshot],
         preview: Callable[[Draft, bool], Awaitable[PreviewAnswer]],
         service_plan: Callable[[ServicePlanRequest], Awaitable[ServicePlanAnswer]],
+        service_series: Callable[[Key, SeriesSpan], ServiceSeries],
         power: Power,
         problems: Callable[[], list[str]],
         is_ready: Callable[[], bool],
@@ -100,7 +105,7 @@ class Server:
     ) -> None:
         self._settings, self._client, self._metrics = settings, client, metrics
         self._feed, self._snapshot, self._preview = feed, snapshot, preview
-        self._service_plan = service_plan
+        self._service_plan, self._service_series = service_plan, service_series
         self._power, self._problems, self._is_ready = power, problems, is_ready
         self._has_asked = has_asked
         self._reviewer = Reviewer(self._post)
@@ -141,6 +146,7 @@ class Server:
         app.router.add_get(NODES_PATH, self._get_nodes)
         app.router.add_post(PREVIEW_PATH, self._post_preview)
         app.router.add_post(SERVICE_PLAN_PATH, self._post_service_plan)
+        app.router.add_get(SERVICE_SERIES_PATH, self._get_service_series)
         app.router.add_get(POWER_PATH, self._get_power)
         app.router.add_get(SERIES_PATH, self._get_series)
         app.router.add_get("/routes", self._get_routes)
@@ -214,6 +220,17 @@ class Server:
             return web.json_response((await self._service_plan(asked)).to_wire())
         except Busy as error:
             return _error(503, type(error).__name__, str(error))
+
+    async def _get_service_series(self, request: web.Request) -> web.Response:
+        if not self._is_ready():
+            return _error(503, "NotReady", "the operator has not seen the whole cluster yet; try again")
+        asked = request.query
+        try:
+            span = SeriesSpan(asked.get("span", SeriesSpan.HOUR))
+        except ValueError:
+            return _error(400, "BadRequest", f"span is {' or '.join(SeriesSpan)}")
+        key = Key(asked.get("namespace", ""), asked.get("name", ""))
+        return web.json_response(self._service_series(key, span).to_wire())
 
     async def _get_power(self, request: web.Request) -> web.Response:
         if not self._is_ready():

@@ -1,4 +1,4 @@
-"""The operator's internal port: previews of drafts, plans of services, the load of nodes, and what they draw. Our projected token proves who we are."""
+"""The operator's internal port: previews of drafts, plans and series of services, the load of nodes, and what they draw. Our projected token proves who we are."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from busbar.kube.contracts.preview import NODES_PATH, NodeLoad, NodeLoads, Previ
 from busbar.kube.contracts.preview import PATH as PREVIEW_PATH
 from busbar.kube.contracts.service_plan import PATH as SERVICE_PLAN_PATH
 from busbar.kube.contracts.service_plan import ServicePlanAnswer, ServicePlanRequest
+from busbar.kube.contracts.service_series import PATH as SERVICE_SERIES_PATH
+from busbar.kube.contracts.service_series import SeriesSpan, ServiceSeries
 from busbar.kube.token_file import TokenFile
 
 if TYPE_CHECKING:
@@ -70,6 +72,8 @@ class Operator(Protocol):
 
     async def service_plan(self, asked: ServicePlanRequest) -> ServicePlanAnswer: ...
 
+    async def service_series(self, namespace: str, name: str, span: SeriesSpan) -> ServiceSeries: ...
+
     async def close(self) -> None: ...
 
 
@@ -116,6 +120,11 @@ class OperatorClient:
     async def service_plan(self, asked: ServicePlanRequest) -> ServicePlanAnswer:
         """The cheapest replicas of a service for a stated load. Raises Invalid and Unavailable as `preview` does."""
         return _read(ServicePlanAnswer, await self._fetch("POST", SERVICE_PLAN_PATH, asked.to_wire()))
+
+    async def service_series(self, namespace: str, name: str, span: SeriesSpan) -> ServiceSeries:
+        """A service's load over time, and its replicas. Raises Unavailable as `nodes` does."""
+        asked = urlencode({"namespace": namespace, "name": name, "span": span.value})
+        return _read(ServiceSeries, await self._fetch("GET", f"{SERVICE_SERIES_PATH}?{asked}", None))
 
     async def close(self) -> None:
         if self._session is not None:

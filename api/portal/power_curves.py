@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from busbar.api.portal.curve_paths import line_path, y_of
 from busbar.api.portal.power_views import kilowatts
 from busbar.kube.contracts.power_view import Resolution
 
-WIDTH, HEIGHT = 360, 72
 POINTS = 180
 """More are joined: of each group the highest counts, so that no peak is lost."""
 
@@ -32,7 +32,7 @@ class Span(StrEnum):
 
 @dataclass(frozen=True)
 class Curve:
-    """In a box of WIDTH x HEIGHT; gaps where nothing was measured."""
+    """In a box of `curve_paths.WIDTH` x `HEIGHT`; gaps where nothing was measured."""
 
     path: str
     budget_y: float
@@ -64,26 +64,8 @@ def curve(
     )
     if promised:
         label += f"; by leases at most {kilowatts(max(promised))}"
-    path, *more = (_path(each, most_w) for each in (groups, *beside))
-    return Curve(path, round(_y(budget_w, most_w), 1), label, *more)
-
-
-def _path(groups: Sequence[float | None], most_w: float) -> str:
-    step = WIDTH / max(len(groups) - 1, 1)
-    parts, pen = [], "M"
-    for index, value in enumerate(groups):
-        if value is None:
-            pen = "M"
-            continue
-        parts.append(f"{pen}{index * step:.1f} {_y(value, most_w):.1f}")
-        if pen == "M":
-            parts.append("h0.1")  # a point between two gaps is seen, too
-        pen = "L"
-    return "".join(parts)
-
-
-def _y(value: float, most_w: float) -> float:
-    return HEIGHT * (1 - value / most_w)
+    path, *more = (line_path(each, most_w) for each in (groups, *beside))
+    return Curve(path, round(y_of(budget_w, most_w), 1), label, *more)
 
 
 def _joined(watts: Sequence[float | None]) -> list[float | None]:

@@ -1,4 +1,4 @@
-"""Pages of model services: the list, and one service with its try-it box, scale, adapters, and what a load would need."""
+"""Pages of model services: the list, and one service with its load, try-it box, scale, adapters, and what a load would need."""
 
 from typing import Annotated, Any
 
@@ -9,11 +9,12 @@ from busbar.api.access.identity import Caller
 from busbar.api.dependencies import AnyCaller, InNamespace, services_of
 from busbar.api.errors import ApiError, Invalid
 from busbar.api.kubernetes.client import Object
-from busbar.api.portal import object_pages
+from busbar.api.portal import object_pages, service_load
 from busbar.api.portal.drafts import positive_or_none, whole_or_none
 from busbar.api.portal.render import frame, html, is_fragment
 from busbar.api.portal.views import service_view
 from busbar.kube.contracts.service_plan import MOST_RATE, ServicePlanAnswer, ServicePlanRequest
+from busbar.kube.contracts.service_series import SeriesSpan
 from busbar.kube.resources import MODEL_SERVICES
 from busbar.kube.types import ModelService
 
@@ -31,6 +32,7 @@ def router() -> APIRouter:
     _planning(routes)
     _asking(routes)
     _adapting(routes)
+    routes.include_router(service_load.router())
     routes.include_router(object_pages.router(MODEL_SERVICES, "services"))
     return routes
 
@@ -46,13 +48,19 @@ def _reading(routes: APIRouter) -> None:
         return html("services.html", {**await frame(request, caller, "services"), "services": views})
 
     @routes.get("/services/{namespace}/{name}")
-    async def one(request: Request, namespace: str, name: str, caller: Reader) -> Response:
+    async def one(
+        request: Request,
+        namespace: str,
+        name: str,
+        caller: Reader,
+        span: Annotated[SeriesSpan, Query()] = SeriesSpan.HOUR,
+    ) -> Response:
         services = services_of(request)
         obj = await services.objects.get(caller, ModelService, namespace, name)
         view = service_view(obj, services.clock())
         if is_fragment(request):
             return html("service_status.html", {"service": view})
-        return await _page(request, caller, obj)
+        return await _page(request, caller, obj, span=span)
 
 
 async def _page(request: Request, caller: Caller, obj: ModelService, **more: object) -> Response:
@@ -61,6 +69,7 @@ async def _page(request: Request, caller: Caller, obj: ModelService, **more: obj
     context = {
         "service": service_view(obj, services.clock()),
         "gateway": services.settings.shown_gateway_url,
+        "span": SeriesSpan.HOUR,
         **await object_pages.of_object(request, caller, MODEL_SERVICES, obj),
         **more,
     }

@@ -188,6 +188,11 @@ class Fleets:
         state = self._states.get(uid)
         return state.plan.shares if state is not None else ()
 
+    def latest(self, uid: str) -> Plan | None:
+        """What `plan` said last; None: the service has no latency target, or it was not asked yet."""
+        state = self._states.get(uid)
+        return state.plan if state is not None else None
+
     def outlook(self, uid: str, demand: ServiceDemand | None) -> tuple[Sizes, float]:
         """The sizes of a service's requests, and the part of the computed rates that is believed. Of a service that has
         no latency target, the sizes of the last three minutes."""

@@ -158,7 +158,7 @@ class History(BaseModel):
         """
         last, self._last = self._last, totals
         if last is not None and totals != last:
-            self._add(_since(last, totals), now_s)
+            self._add(counts_since(last, totals), now_s)
 
     def used(self, spent: Spent, now_s: float) -> None:
         """One look at the status' totals of money and joules."""
@@ -207,7 +207,8 @@ def percentile_ms(times: Mapping[int, int], part: float) -> float | None:
     return TIME_EDGES_MS[-1]
 
 
-def _since(last: Totals, now: Totals) -> Counts:
+def counts_since(last: Totals, now: Totals) -> Counts:
+    """What a reading adds to the one before; all of it where totals have fallen."""
     before = _counters(last)
     after = _counters(now)
     if any(after[i][name] < count for i, counter in enumerate(before) for name, count in counter.items()):

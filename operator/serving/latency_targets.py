@@ -97,6 +97,10 @@ class LatencyTargets:
         """What decides on its surplus replicas; None: it has no `scaling.warm`."""
         return self._warmth.of(service, own, plan, self.clock())
 
+    def latest(self, uid: str) -> Plan | None:
+        """What `plan` said last of a service, without its attainment."""
+        return self._fleets.latest(uid)
+
     def shares_of(self, uid: str) -> Shares:
         """Where each class of a service's prompts shall go, by pool."""
         return self._fleets.shares(uid)

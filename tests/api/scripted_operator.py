@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from tests.api.memory_kube import MemoryKube
@@ -13,6 +14,7 @@ from busbar.kube.contracts.power import Backend, LeaseState
 from busbar.kube.contracts.power_view import FeedPower, NodePower, PowerPicture, PowerSeries, Resolution
 from busbar.kube.contracts.preview import NodeLoad, PreviewAnswer
 from busbar.kube.contracts.service_plan import ServicePlanAnswer, ServicePlanRequest
+from busbar.kube.contracts.service_series import PoolSeries, SeriesSpan, ServiceSeries
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS
 from busbar.kube.types.quantity import to_bytes, to_millis
 from busbar.operator.forecasts.worker import Answer
@@ -104,6 +106,26 @@ class ScriptedOperator:
             raise Unavailable("the operator does not answer")
         self.planned.append(asked)
         return self.plan.model_copy(update={"rate": asked.rate})
+
+    async def service_series(self, namespace: str, name: str, span: SeriesSpan) -> ServiceSeries:
+        """Two pools; the last third of the time is known."""
+        if self.away:
+            raise Unavailable("the operator does not answer")
+
+        def some(*values: float) -> tuple[float | None, ...]:
+            known = span.periods // 3
+            return (*[None] * (span.periods - known), *(values[i % len(values)] for i in range(known)))
+
+        pools = (
+            PoolSeries(pool="h100", accelerator="H100", ready_replicas=some(1, 2), capacity_per_second=some(4, 8)),
+            PoolSeries(pool="old", accelerator="V100", ready_replicas=some(3), capacity_per_second=some(3)),
+        )  # fmt: skip
+        return ServiceSeries(
+            namespace=namespace, name=name, span=span, begins=datetime(2026, 11, 29, tzinfo=UTC), percentile=99.0,
+            requests_per_second=some(2, 5, 9), capacity_per_second=some(7, 11), tokens_per_second=some(400, 900),
+            attainment=some(1.0, 0.97), ttft_milliseconds=some(300, 900), ttft_median_milliseconds=some(90),
+            tpot_milliseconds=some(30, 60), tpot_median_milliseconds=some(25), pools=pools,
+        )  # fmt: skip
 
     def _snapshot(self, draft: dict[str, Any] | None) -> Snapshot:
         if self.away:

@@ -6,6 +6,7 @@ import io
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -18,7 +19,9 @@ from busbar.kube.contracts.power_view import NodePower, PowerPicture, PowerSerie
 from busbar.kube.contracts.preview import PreviewAnswer
 from busbar.kube.contracts.routes import Routes
 from busbar.kube.contracts.service_plan import ServicePlanAnswer, ServicePlanRequest
+from busbar.kube.contracts.service_series import SeriesSpan, ServiceSeries
 from busbar.kube.contracts.workload import ServingStatus
+from busbar.kube.informer import Key
 from busbar.kube.login import Login
 from busbar.operator.errors import Busy, PreviewFailed
 from busbar.operator.metrics import Metrics
@@ -60,6 +63,17 @@ async def plan(asked: ServicePlanRequest) -> ServicePlanAnswer:
     return ServicePlanAnswer(possible=True, reason=f"{asked.name} has enough.", rate=asked.rate)
 
 
+def series(key: Key, span: SeriesSpan) -> ServiceSeries:
+    return ServiceSeries(
+        namespace=key.namespace,
+        name=key.name,
+        span=span,
+        begins=datetime(2026, 11, 29, tzinfo=UTC),
+        percentile=99.0,
+        requests_per_second=(None, 2.5),
+    )
+
+
 SNAPSHOT = Snapshot(
     pools=(Pool("l4", "L4", "nvidia.com/gpu"),), nodes=(SNode("node-0", "l4", Resources(8000, 8000, 64000)),)
 )
@@ -91,6 +105,7 @@ async def server(
         lambda: SNAPSHOT,
         preview,
         plan,
+        series,
         Drawn(),
         list,
         lambda: leads,
@@ -106,7 +121,17 @@ API = {"Authorization": "Bearer system:serviceaccount:busbar-system:busbar-api"}
 
 
 @pytest.mark.parametrize(
-    "path", ["/snapshot", "/nodes", "/routes", "/preview", "/service-plan", "/power", "/power/series"]
+    "path",
+    [
+        "/snapshot",
+        "/nodes",
+        "/routes",
+        "/preview",
+        "/service-plan",
+        "/service-series",
+        "/power",
+        "/power/series",
+    ],
 )
 @pytest.mark.parametrize(
     ("headers", "status"),
@@ -141,6 +166,17 @@ async def test_a_plan_of_a_service_is_answered_and_a_wrong_load_is_named() -> No
             async with session.post(url, json=asked | wrong, headers=API) as response:
                 assert response.status == 422
                 assert field in (await response.json())["error"]["message"]
+
+
+async def test_the_series_of_a_service_are_told_with_their_gaps_and_a_wrong_span_is_named() -> None:
+    async with server(RoutesFeed(lambda revision: Routes(revision=revision))) as (made, session):
+        url = f"http://127.0.0.1:{made.ports['internal']}/service-series?namespace=team&name=web"
+        async with session.get(f"{url}&span=24h", headers=API) as response:
+            found = await response.json()
+        assert (found["name"], found["span"], found["requestsPerSecond"]) == ("web", "24h", [None, 2.5])
+        async with session.get(f"{url}&span=1w", headers=API) as response:
+            assert response.status == 400
+            assert "1h or 24h" in (await response.json())["error"]["message"]
 
 
 async def test_a_preview_is_answered_for_who_asks_and_a_wrong_draft_is_named_by_its_field() -> None:

@@ -400,6 +400,23 @@ def test_the_power_page_shows_the_feeds_that_a_member_may_see(
         assert page.evaluate(OUT_OF_THEIR_CARD) == []
 
 
+def test_a_service_shows_its_load_against_what_its_replicas_carry(
+    phone: Visit, target: Target, staged: Stage
+) -> None:
+    page = phone.page
+    log_in(page, target.token)
+    page.goto("/services/ada-lab/ada-chat")
+    load = page.get_by_role("region", name="Load", exact=True)
+    chart = load.get_by_role("img", name="Demand and capacity, the last 1h: demand 2 to 9 requests/s")
+    expect(chart).to_be_visible()
+    expect(load).to_contain_text("capacity on old (V100)")
+    fills = chart.evaluate("e => [...e.querySelectorAll('path')].map(p => getComputedStyle(p).fill)")
+    assert len(set(fills)) == 3, f"two pools and the line of the demand look alike: {fills}"
+    page.get_by_role("link", name="24h").click()
+    expect(load.get_by_role("img", name="Ready replicas, the last 24h")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 BUDGETS = [
     {
         "period": period,

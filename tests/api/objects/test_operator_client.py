@@ -11,6 +11,7 @@ from busbar.api.errors import Unavailable
 from busbar.api.objects.operator_client import OperatorClient
 from busbar.kube.contracts.preview import NodeLoad
 from busbar.kube.contracts.service_plan import ServicePlanRequest
+from busbar.kube.contracts.service_series import SeriesSpan
 
 
 @pytest.mark.parametrize("away", [True, False])
@@ -80,3 +81,22 @@ async def test_a_question_for_a_plan_is_passed_on_and_its_answer_read(
     body = {"namespace": "team", "name": "web", "rate": 4.0, "ttftMilliseconds": 500.0}
     assert sent == [("POST", "/service-plan", body)]
     assert (found.possible, found.reason, found.pools) == (False, "Nothing is known.", ())
+
+
+async def test_the_series_of_a_service_are_asked_for_by_its_name_and_span(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = OperatorClient("http://127.0.0.1:9", "/nowhere")
+    sent: list[Any] = []
+
+    async def fetch(*request: Any) -> str:
+        sent.append(request)
+        return (
+            '{"namespace": "team", "name": "web", "span": "24h", "begins": "2026-11-29T00:00:00Z", "percentile": 99,'
+            ' "requestsPerSecond": [null, 2.5]}'
+        )
+
+    monkeypatch.setattr(client, "_fetch", fetch)
+    found = await client.service_series("team", "web", SeriesSpan.DAY)
+    assert sent == [("GET", "/service-series?namespace=team&name=web&span=24h", None)]
+    assert (found.requests_per_second, found.pools) == ((None, 2.5), ())

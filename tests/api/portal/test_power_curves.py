@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from busbar.api.portal.power_curves import HEIGHT, POINTS, Curve, Span, curve
+from busbar.api.portal.curve_paths import HEIGHT
+from busbar.api.portal.power_curves import POINTS, Curve, Span, curve
 
 
 def _curve(watts: list[float | None], span: Span = Span.HOUR) -> Curve:

@@ -1,0 +1,230 @@
+"""One service's load over the last hour and day, in memory of a fixed size. Pure.
+
+A sample is taken every few seconds. What came and was answered is what the gateway's totals have grown by since the sample
+before; replicas and their capacity are means of the samples. Totals that have fallen are those of a gateway that restarted.
+Periods without a sample are gaps, and a restart of the operator begins anew.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from busbar.kube.contracts.demand import ServiceDemand, Totals
+from busbar.kube.contracts.service_series import Numbers, PoolSeries, SeriesSpan, ServiceSeries
+from busbar.operator.serving.history import Counts, counts_since, percentile_ms
+from busbar.operator.serving.replica_speed import PERCENTILE
+
+_READY, _CAPACITY, _ALL = "ready/", "capacity/", ""
+"""What the columns of pools are called, with the pool's name; without one, of all together."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A service at one moment."""
+
+    demand: ServiceDemand | None = None
+    """None: no gateway answers."""
+    ready: Mapping[str, int] = field(default_factory=dict)
+    """Replicas that take requests, by pool."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Requests per second that one replica sustains, by pool; without those whose speed is not known."""
+    capacity_rps: float | None = None
+    """That they sustain together; None: not known."""
+    percentile: float = PERCENTILE
+
+    def by_pool(self) -> dict[str, float]:
+        """Each pool's part of the capacity, by what its replicas sustain alone: where prompts of different lengths go to
+        different pools they sustain more together."""
+        if self.capacity_rps is None:
+            return {}
+        alone = {pool: count * self.rates.get(pool, 0.0) for pool, count in self.ready.items()}
+        total = sum(alone.values())
+        return {pool: self.capacity_rps * rate / total for pool, rate in alone.items()} if total else {}
+
+
+class Columns:
+    """Numbers by name in the last periods; what was not put is a gap."""
+
+    def __init__(self, periods: int) -> None:
+        self._periods = periods
+        self._slots: dict[str, array[float]] = {}
+        self._newest = -1
+
+    def begin(self, index: int) -> None:
+        """Goes on to a period that is newer than all others."""
+        for gap in range(max(self._newest + 1, index - self._periods + 1), index + 1):
+            for column in self._slots.values():
+                column[gap % self._periods] = math.nan
+        self._newest = index
+
+    def put(self, name: str, value: float) -> None:
+        """In the newest period, in place of what was there."""
+        column = self._slots.setdefault(name, array("f", [math.nan]) * self._periods)
+        column[self._newest % self._periods] = value
+
+    def last(self, name: str, index: int) -> Numbers:
+        """Of as many periods as are kept, ending with this one; the oldest first."""
+        column = self._slots.get(name)
+        indexes = range(index - self._periods + 1, index + 1)
+        return tuple(None if column is None else self._at(column, each) for each in indexes)
+
+    def is_zero(self, name: str) -> bool:
+        """Whether there was never anything but zero."""
+        return not any(value > 0 for value in self._slots.get(name, ()))
+
+    def forget(self, name: str) -> None:
+        self._slots.pop(name, None)
+
+    def with_prefix(self, prefix: str) -> list[str]:
+        """What comes after it in names of columns."""
+        return [name.removeprefix(prefix) for name in self._slots if name.startswith(prefix)]
+
+    def _at(self, column: array[float], index: int) -> float | None:
+        if index > self._newest or index <= self._newest - self._periods or index < 0:
+            return None
+        value = column[index % self._periods]
+        return None if math.isnan(value) else float(f"{value:.4g}")
+
+
+@dataclass
+class _Period:
+    """The one that goes on."""
+
+    index: int
+    told_s: float = 0.0
+    """For how long the gateway's counts are in it."""
+    arrivals: int = 0
+    counts: Counts = field(default_factory=Counts)
+    sampled: Counter[str] = field(default_factory=Counter)
+    """Samples by what was known: `_READY` always, `_CAPACITY` where it was."""
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def add(self, kind: str, by_pool: Mapping[str, float]) -> None:
+        """A sample of all pools; those that are not named have none."""
+        self.sampled[kind] += 1
+        for pool, value in by_pool.items():
+            self.sums[kind + pool] += value
+
+    def values(self, percentile: float) -> dict[str, float]:
+        """What is known of it so far."""
+        found = {name: total / self.sampled[name[: name.index("/") + 1]] for name, total in self.sums.items()}
+        if self.told_s > 0:
+            found["demand"] = self.arrivals / self.told_s
+            found["tokens"] = self.counts.output_tokens / self.told_s
+        if self.counts.requests:
+            found["attainment"] = self.counts.within / self.counts.requests
+        for name, times in (("ttft", self.counts.first_token), ("tpot", self.counts.per_token)):
+            for column, part in ((name, percentile / 100), (f"{name}/median", 0.5)):
+                value = percentile_ms(times, part)
+                if value is not None:
+                    found[column] = value
+        return found
+
+
+@dataclass(frozen=True)
+class _Told:
+    """The gateway's last reading."""
+
+    at_s: float
+    arrivals: int
+    totals: Totals
+
+
+class LoadSeries:
+    """Of one service."""
+
+    def __init__(self) -> None:
+        self._columns = {span: Columns(span.periods) for span in SeriesSpan}
+        self._periods: dict[SeriesSpan, _Period] = {}
+        self._told: _Told | None = None
+        self._percentile = PERCENTILE
+
+    def take(self, sample: Sample, now_s: float) -> None:
+        """Counts a sample in.
+
+        Args:
+            now_s: seconds since 1970, by a clock that never goes back.
+        """
+        self._percentile = sample.percentile
+        arrivals, counts, seconds = self._since(sample.demand, now_s)
+        parts = sample.by_pool()
+        for span, columns in self._columns.items():
+            index = int(now_s) // span.period_s
+            period = self._periods.get(span)
+            if period is None or period.index != index:
+                period = self._periods[span] = _Period(index)
+                columns.begin(index)
+                _forget_empty_pools(columns)
+            period.told_s += seconds
+            period.arrivals += arrivals
+            period.counts.add(counts)
+            pools = {*sample.ready, *columns.with_prefix(_READY)}
+            period.add(_READY, {pool: sample.ready.get(pool, 0) for pool in pools})
+            if sample.capacity_rps is not None:
+                period.add(_CAPACITY, {pool: parts.get(pool, 0.0) for pool in pools})
+                period.sums[_CAPACITY + _ALL] += sample.capacity_rps
+            for name, value in period.values(sample.percentile).items():
+                columns.put(name, value)
+
+    def _since(self, demand: ServiceDemand | None, now_s: float) -> tuple[int, Counts, float]:
+        """Arrivals and answers since the reading before, and for how long. Of the first one nothing is known but where
+        counting begins; nor of a gateway that is silent, until it answers again."""
+        last = self._told
+        if demand is None:
+            return 0, Counts(), 0.0
+        self._told = _Told(now_s, demand.arrivals, demand.totals or Totals())
+        if last is None:
+            return 0, Counts(), 0.0
+        fallen = demand.arrivals < last.arrivals
+        arrivals = demand.arrivals - (0 if fallen else last.arrivals)
+        return arrivals, counts_since(last.totals, self._told.totals), now_s - last.at_s
+
+    def answer(
+        self, namespace: str, name: str, span: SeriesSpan, now_s: float, type_of: Callable[[str], str]
+    ) -> ServiceSeries:
+        """The series until now.
+
+        Args:
+            type_of: a pool's accelerator type; empty for one that is deleted.
+        """
+        columns, index = self._columns[span], int(now_s) // span.period_s
+
+        def last(column: str) -> Numbers:
+            return columns.last(column, index)
+
+        return ServiceSeries(
+            namespace=namespace,
+            name=name,
+            span=span,
+            begins=datetime.fromtimestamp((index - span.periods + 1) * span.period_s, UTC),
+            percentile=self._percentile,
+            requests_per_second=last("demand"),
+            capacity_per_second=last(_CAPACITY + _ALL),
+            tokens_per_second=last("tokens"),
+            attainment=last("attainment"),
+            ttft_milliseconds=last("ttft"),
+            ttft_median_milliseconds=last("ttft/median"),
+            tpot_milliseconds=last("tpot"),
+            tpot_median_milliseconds=last("tpot/median"),
+            pools=tuple(
+                PoolSeries(
+                    pool=pool,
+                    accelerator=type_of(pool),
+                    ready_replicas=last(_READY + pool),
+                    capacity_per_second=last(_CAPACITY + pool),
+                )
+                for pool in sorted(columns.with_prefix(_READY))
+            ),
+        )
+
+
+def _forget_empty_pools(columns: Columns) -> None:
+    for pool in columns.with_prefix(_READY):
+        if columns.is_zero(_READY + pool):
+            columns.forget(_READY + pool)
+            columns.forget(_CAPACITY + pool)
