@@ -4,7 +4,7 @@
 target, because the object then does not reach what its spec asks for, although replicas answer.
 
 ``ExternallyScaled`` is true while ``spec.replicas`` or ``spec.scaling.external`` is there. Who wrote it is not known here: the cache leaves
-``managedFields`` out. Two writers that disagree show in the history: the number goes up and down within minutes, which
+``managedFields`` out. Two writers that disagree show in the number: it goes up and down within minutes, which
 no single autoscaler with a window for going down does.
 
 ``NodeShortage`` is there once nodes were missing (``shortage.py``), and ``KvSharesKept`` while a replica cannot keep the shares
@@ -13,22 +13,15 @@ of the spec.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import datetime, timedelta
-from itertools import pairwise
-
 from busbar.kube.types import Condition, ServicePhase
 from busbar.kube.types.reasons import ConditionType, Reason
-from busbar.kube.types.service_status import ScalingCause, ScalingDecision
 from busbar.operator.serving.external import external_words, unusable
 from busbar.operator.serving.kv_shares import refused_shares
 from busbar.operator.serving.view import ServiceView
 from busbar.operator.write.status import clip, conditions
+from busbar.scheduler.autoscale import ALTERNATES_S
 
 READY_PHASES = (ServicePhase.READY, ServicePhase.IDLE, ServicePhase.SUSPENDED)
-ALTERNATES_WITHIN = timedelta(minutes=5)
-ALTERNATES_TURNS = 2
-"""Up, down and up again, or the reverse; one turn may be a correction by hand."""
 NOTICED = (
     Reason.TARGET_UNREACHABLE,
     Reason.EXTERNAL_TARGET_ALTERNATES,
@@ -45,12 +38,11 @@ def conditions_of(
     phase: ServicePhase,
     reason: str,
     message: str,
-    history: Iterable[ScalingDecision],
     *,
     running: bool,
     lacks: tuple[bool, Reason, str] | None = None,
 ) -> list[Condition]:
-    """All conditions of the service as it is now; `history` are its last scalings, `lacks` see `shortage.py`."""
+    """All conditions of the service as it is now; `lacks` see `shortage.py`."""
 
     def made(kind: str, holds: bool, why: str, text: str) -> Condition:
         return conditions(
@@ -63,7 +55,7 @@ def conditions_of(
     return [
         made(ConditionType.READY, *(ready if unreachable else (phase in READY_PHASES, reason, message))),
         made(ConditionType.RUNNING, running, reason, message),
-        made(ConditionType.EXTERNALLY_SCALED, *_external(view, history)),
+        made(ConditionType.EXTERNALLY_SCALED, *_external(view)),
         *([made(ConditionType.NODE_SHORTAGE, *lacks)] if lacks is not None else []),
         *([made(ConditionType.KV_SHARES_KEPT, False, Reason.KV_SHARES_REFUSED, refused)] if refused else []),
     ]
@@ -92,7 +84,7 @@ def _unreachable(view: ServiceView) -> str:
     return next(told, "")
 
 
-def _external(view: ServiceView, history: Iterable[ScalingDecision]) -> tuple[bool, Reason, str]:
+def _external(view: ServiceView) -> tuple[bool, Reason, str]:
     """Whether an external target decides, whether its pools can be used, and whether it looks as if several wrote it."""
     spec, now = view.service.spec, view.now
     if spec.external_replicas is None:
@@ -103,22 +95,12 @@ def _external(view: ServiceView, history: Iterable[ScalingDecision]) -> tuple[bo
     wrong = unusable(spec, view.pools, view.tenant)
     if wrong:
         return True, Reason.EXTERNAL_TARGET_UNUSABLE, f"{text} {' '.join(wrong)}"
-    turns = _turns(history, now)
-    if turns < ALTERNATES_TURNS:
+    scaling = view.scaling
+    if scaling is None or not scaling.alternates(now.timestamp()):
         return True, Reason.EXTERNAL_TARGET, text
-    minutes = ALTERNATES_WITHIN // timedelta(minutes=1)
     doubt = (
-        f"It changed its direction {turns} times in {minutes} minutes: more than one may write it, such as an HPA"
-        " and a person; leave it to one of them."
+        f"It changed its direction {scaling.turns(now.timestamp())} times in {ALTERNATES_S / 60:.0f} minutes: more than one may"
+        f" write it, such as an HPA and a person; leave it to one of them. Until it rests, a lower number takes no"
+        " replica away that one of these minutes asked for."
     )
     return True, Reason.EXTERNAL_TARGET_ALTERNATES, f"{text} {doubt}"
-
-
-def _turns(history: Iterable[ScalingDecision], now: datetime) -> int:
-    """How often the external target went the other way of late."""
-    ups = [
-        entry.desired > entry.previous
-        for entry in history
-        if entry.cause is ScalingCause.EXTERNAL and now - entry.time <= ALTERNATES_WITHIN
-    ]
-    return sum(before is not after for before, after in pairwise(ups))

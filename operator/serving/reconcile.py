@@ -12,6 +12,7 @@ written.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import replace
 from datetime import timedelta
 
 from busbar.kube.contracts import bearers
@@ -61,7 +62,7 @@ def reconcile(view: ServiceView, decisions: tuple[Decision, ...] = ()) -> Servic
         off=view.off[1] if view.off is not None else "",
         plan=view.plan,
     )
-    status = status_of(view, decisions, desired, why)
+    status = status_of(replace(view, scaling=scaling), decisions, desired, why)
     if status is not None:
         notices += new_problems(view.status.conditions, status.conditions)
         notices += (*adapter_notices(view, status.adapters), *saturation_notices(view.status, status))

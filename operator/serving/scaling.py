@@ -3,7 +3,8 @@
 ``busbar.scheduler.autoscale`` decides: a service that is off has none; ``spec.replicas`` or ``spec.scaling.external``, where present, is an
 external target, which a held request may exceed by one where the target and ``minReplicas`` are zero; without it,
 demand decides. After a restart the autoscaler's state is rebuilt from the object's status: a wake-up shows as one
-desired replica under a target of zero that was seen before. Only the timing of a scale-down starts again.
+desired replica under a target of zero that was seen before, and external targets as changes in the history. Only the timing of
+a scale-down starts again.
 
 A service whose latency target can decide (``fleets.py``) has as many replicas as that says while it has any. From zero
 to one and back is decided here alone.
@@ -19,7 +20,7 @@ from busbar.kube.types import ModelService
 from busbar.kube.types.service_status import ScalingCause
 from busbar.operator.serving.external import external_words
 from busbar.operator.serving.fleets import Change, Plan
-from busbar.scheduler.autoscale import Demand, Scaling, ScalingState, decide
+from busbar.scheduler.autoscale import Asked, Demand, Scaling, ScalingState, decide
 
 DOWN_AFTER_S = 60.0
 
@@ -87,10 +88,15 @@ def remembered(service: ModelService, now: datetime) -> ScalingState:
         busy.append(status.last_request_time.timestamp())
     if status.scaling_history:
         busy.append(status.scaling_history[-1].time.timestamp())
+    changes = [entry for entry in status.scaling_history or () if entry.cause is ScalingCause.EXTERNAL]
+    asked = [Asked(entry.time.timestamp(), entry.desired) for entry in changes]
+    if changes:
+        asked.insert(0, Asked(asked[0].at_s, changes[0].previous))
     seen = status.observed_generation == service.metadata.generation
     return ScalingState(
         replicas=status.desired_replicas,
         busy_at_s=max(busy, default=now.timestamp()),
+        asked=tuple(asked),
         woken=seen and service.spec.external_replicas == 0 and status.desired_replicas > 0,
     )
 

@@ -75,9 +75,8 @@ def status_of(
         fields["scaling_history"] = [*(old.scaling_history or ()), entry][-MOST_DECISIONS:]
     if is_scaling(old, desired):
         fields["last_scale_time"] = view.now
-    history = entries if isinstance(entries := fields.get("scaling_history"), list) else old.scaling_history
     lacks = shortage(view, desired, decisions)
-    found = conditions_of(view, phase, reason, message, history or (), running=bool(serving), lacks=lacks)
+    found = conditions_of(view, phase, reason, message, running=bool(serving), lacks=lacks)
     if (phase, reason) != (old.phase, old.reason) or outlines(found) != outlines(old.conditions):
         fields["conditions"] = found
     seen = _last_request(view)

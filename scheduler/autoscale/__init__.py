@@ -16,6 +16,6 @@ request at zero wakes one replica immediately.
 With `demand_forecast.py` and `fleet.py` these serve the operator, for services with a latency target, and `busbar plan-capacity`.
 """
 
-from .replicas import Demand, Scaling, ScalingState, decide
+from .replicas import ALTERNATES_S, Asked, Demand, Scaling, ScalingState, decide
 
-__all__ = ["Demand", "Scaling", "ScalingState", "decide"]
+__all__ = ["ALTERNATES_S", "Asked", "Demand", "Scaling", "ScalingState", "decide"]

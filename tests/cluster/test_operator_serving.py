@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +15,7 @@ from tests.cluster.tenancy import becomes
 
 from busbar.kube.client import Object
 from busbar.kube.contracts.demand import Demand, ServiceDemand
+from busbar.kube.errors import Conflict
 from busbar.kube.resources import MODEL_SERVICES
 
 
@@ -74,6 +77,62 @@ async def test_a_service_follows_the_scale_subresource_and_drains_before_it_dele
         assert [h["desired"] for h in status["scalingHistory"]] == [2, 0]
         external = {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]}["ExternallyScaled"]
         assert external == ("True", "ExternalTarget")
+
+
+async def test_of_three_writers_at_once_none_takes_away_what_another_asked_for(apiserver: ApiServer) -> None:
+    async with Cluster(apiserver, script=replica) as cluster:
+        await cluster.start()
+        await cluster.create(service("web", replicas=2, drainSeconds=1))
+        await cluster.until(MODEL_SERVICES, "web", ready(2))
+
+        async def all_write() -> None:
+            words = ("-n", cluster.namespace, "scale", "modelservice/web", "--replicas=4")
+            assert (await asyncio.to_thread(cluster.server.kubectl, *words)).returncode == 0
+            await has_seen(cluster, "web")
+            await as_hpa(cluster, "web", 2)
+            await has_seen(cluster, "web")
+            await scale(cluster, "web", 3)  # KEDA patches it
+            await has_seen(cluster, "web")
+
+        for _ in range(2):
+            await all_write()
+        before = await cluster.until(MODEL_SERVICES, "web", ready(4))
+        pods = await uids(cluster)
+        for _ in range(2):
+            await all_write()
+        status = await cluster.status(MODEL_SERVICES, "web")
+        assert await uids(cluster) == pods
+        assert [(e["previous"], e["desired"]) for e in status["scalingHistory"]] == [
+            (2, 4), (4, 2), (2, 3), (3, 4),
+        ]  # fmt: skip
+        assert status["scalingHistory"] == before["scalingHistory"]
+        [external] = [c for c in status["conditions"] if c["type"] == "ExternallyScaled"]
+        assert (external["status"], external["reason"]) == ("True", "ExternalTargetAlternates")
+        assert (await cluster.get(MODEL_SERVICES, "web"))["spec"]["replicas"] == 3
+
+
+async def uids(cluster: Cluster) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in (await cluster.pods()).values()}
+
+
+async def has_seen(cluster: Cluster, name: str) -> None:
+    """The operator has looked at the newest spec."""
+    generation = (await cluster.get(MODEL_SERVICES, name))["metadata"]["generation"]
+    await cluster.until(MODEL_SERVICES, name, lambda s: s.get("observedGeneration") == generation)
+
+
+async def as_hpa(cluster: Cluster, name: str, replicas: int) -> None:
+    """As its controller does: the whole Scale that it read, with its version; again where somebody was faster."""
+    path = f"/apis/busbar.dev/v1alpha1/namespaces/{cluster.namespace}/modelservices/{name}/scale"
+
+    async def written() -> bool:
+        read = await cluster.client.call("GET", path)
+        with contextlib.suppress(Conflict):
+            await cluster.client.call("PUT", path, body={**read, "spec": {"replicas": replicas}})
+            return True
+        return False
+
+    await becomes(written, bool)
 
 
 async def test_a_held_request_wakes_a_service_at_zero_and_idleness_sends_it_back(

@@ -246,6 +246,16 @@ def test_an_external_target_is_a_condition_that_tells_where_it_goes_up_and_down(
     assert [text == external.message for text in told] == [True] * (reason == "ExternalTargetAlternates")
 
 
+def test_a_target_that_turns_takes_no_replica_away_nor_after_a_restart_of_the_operator() -> None:
+    before = scaled(2, 5, 2, 5).status
+    assert before is not None
+    of = service(replicas=2, status=before.to_wire())
+    update = seen(of, *(on("l4", i) for i in range(5)))  # without what the process before remembered
+    assert update.scaling is not None
+    assert (update.scaling.replicas, update.actions) == (5, ())
+    assert "a lower number takes no replica away" in (before.conditions or [])[2].message
+
+
 def test_at_zero_the_condition_says_that_a_request_wakes_the_service() -> None:
     for least, words in ((0, "a request wakes the service"), (1, "Busbar does not.")):
         status = scaled(2, 0, minReplicas=least).status

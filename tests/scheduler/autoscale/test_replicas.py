@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from busbar.scheduler.autoscale import Demand, Scaling, ScalingState, decide
 
 AUTO = Scaling(min_replicas=0, max_replicas=4, target_in_flight=8, idle_s=60, down_after_s=30)
@@ -63,3 +65,39 @@ def test_scaled_to_zero_by_hand_it_drains_at_once_and_a_later_request_wakes_it()
 
 def test_a_suspended_service_has_no_replicas_whatever_the_demand() -> None:
     assert run(Scaling(suspend=True), [(0, Demand(waiting=5))]) == [0]
+
+
+def test_a_target_that_keeps_going_up_and_down_takes_no_replica_away_until_it_stays() -> None:
+    state, found = ScalingState(2, busy_at_s=0), []
+    for now, target in ((0, 2), (60, 4), (61, 2), (62, 3), (120, 2), (180, 4), (181, 3), (361, 3), (363, 3)):
+        wanted, state = decide(replace(AUTO, replicas=target), Demand(), state, now)
+        found.append(wanted)
+    # Up, down and up is obeyed; after these two turns 3 stays, and the next 4, until they are five minutes old.
+    assert found == [2, 4, 2, 3, 3, 4, 4, 4, 3]
+
+
+def test_a_target_is_not_raised_to_what_was_asked_before_it_turned() -> None:
+    state, found = ScalingState(5, busy_at_s=0), []
+    for now, target in ((0, 5), (10, 2), (20, 3), (30, 2), (40, 0)):
+        wanted, state = decide(replace(AUTO, replicas=target), Demand(), state, now)
+        found.append(wanted)
+    assert found == [5, 2, 3, 2, 2]
+
+
+def test_one_way_or_slowly_or_after_a_pause_of_the_target_it_is_obeyed() -> None:
+    def wanted(*steps: tuple[float, int | None]) -> int:
+        state = ScalingState(9, busy_at_s=0)
+        for now, target in steps:
+            found, state = decide(replace(AUTO, replicas=target), Demand(in_flight=99), state, now)
+        return found
+
+    assert wanted((0, 9), (1, 7), (2, 5), (3, 2)) == 2
+    assert wanted((0, 4), (200, 2), (400, 4), (600, 2)) == 2
+    assert wanted((0, 4), (1, 2), (2, 4), (3, None), (4, 2)) == 2
+
+
+def test_what_is_remembered_of_a_target_that_never_rests_has_an_end() -> None:
+    state = ScalingState(2, busy_at_s=0)
+    for step in range(1000):
+        _, state = decide(replace(AUTO, replicas=2 + step % 3), Demand(), state, step / 10)
+    assert len(state.asked) == 100
