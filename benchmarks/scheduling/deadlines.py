@@ -11,7 +11,8 @@ the least x with which min(x, what is free) in each slot is enough is the job's 
 refused. In the present slot each has its share, and the rest goes where a doubling saves most accelerator-time later. A
 refused job gets what is left after that: it counts if it is in time all the same.
 
-Bars: at least as many deadlines kept as by the peer, and at least 95 % of what was promised.
+Bars: at least as many deadlines kept as by the peer, and at least 95 % of what was promised. `in_reach` is the bound: so
+many jobs can keep their deadline alone, started at once with the fastest of their sizes.
 """
 
 from __future__ import annotations
@@ -147,11 +148,25 @@ def _measured(data: Path) -> Iterator[tuple[float, dict[str, Any]]]:
     for number, (nodes, restart_s) in enumerate(cases):
         cluster = TraceCluster({TYPE: nodes}, {TYPE: PER_NODE})
         trace = replace(found, jobs=tuple(replace(job, restart_s=restart_s) for job in found.jobs))
-        about = {"accelerators": nodes * PER_NODE, "restart_s": restart_s}
+        bound = in_reach(trace, cluster, restart_s)
+        about = {"accelerators": nodes * PER_NODE, "restart_s": restart_s, "in_reach": bound}
         peer = about | _replayed("elasticflow", trace, cluster, ElasticFlow(trace, cluster))
         yield (number + 0.5) / len(cases), peer
         ours = about | _replayed("busbar", trace, cluster, None)
         yield (number + 1) / len(cases), _judged(ours, peer)
+
+
+def in_reach(trace: Trace, cluster: TraceCluster, restart_s: float) -> int:
+    """Deadlines that each could be kept if its job had the cluster for itself."""
+
+    def fastest(job: TraceJob) -> float:
+        most = min(job.max_pods or 1, cluster.capacity()[TYPE])
+        return max(job.speed(TYPE, 1000 * size, -(-size // PER_NODE)) for size in range(1, most + 1))
+
+    return sum(
+        job.deadline_s is not None and job.arrival_s + restart_s + job.work / fastest(job) <= job.deadline_s
+        for job in trace.jobs
+    )
 
 
 def _replayed(who: str, trace: Trace, cluster: TraceCluster, peer: Decide | None) -> dict[str, Any]:
