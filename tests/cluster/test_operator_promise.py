@@ -19,6 +19,7 @@ from tests.cluster.tenancy import becomes
 from busbar.kube.client import Object
 from busbar.kube.contracts.demand import Demand, ServiceDemand, SizeCount, Totals, WindowDemand
 from busbar.kube.contracts.service_plan import ServicePlanRequest
+from busbar.kube.contracts.service_series import SeriesSpan
 from busbar.kube.errors import Invalid
 from busbar.kube.informer import Key
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES
@@ -114,6 +115,16 @@ async def test_a_latency_target_adds_replicas_at_once_and_takes_them_away_after_
         entry = status["scalingHistory"][0]
         assert (entry["previous"], entry["desired"], entry["cause"]) == (1, 3, "Panic")
         assert status["pools"][0]["desired"] == 3
+        await operator.series.sample()
+        load.tick(2.5 * rate)
+        await operator.series.sample()
+        series = operator.series.of(Key(cluster.namespace, "web"), SeriesSpan.HOUR)
+        [mine] = series.pools
+        assert (mine.pool, mine.accelerator) == (cluster.namespace, "cpu")
+        assert all(
+            numbers[-1]
+            for numbers in (series.requests_per_second, mine.ready_replicas, mine.capacity_per_second)
+        )
 
         before = len(status["scalingHistory"])
         load.now_s += (
