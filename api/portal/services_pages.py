@@ -3,13 +3,13 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Form, Query, Request
-from fastapi.responses import RedirectResponse, Response, StreamingResponse
+from fastapi.responses import RedirectResponse, Response
 
 from busbar.api.access.identity import Caller
 from busbar.api.dependencies import AnyCaller, InNamespace, services_of
 from busbar.api.errors import ApiError, Invalid
 from busbar.api.kubernetes.client import Object
-from busbar.api.portal import object_pages, service_load
+from busbar.api.portal import object_pages, service_load, try_it
 from busbar.api.portal.drafts import positive_or_none, whole_or_none
 from busbar.api.portal.render import frame, html, is_fragment
 from busbar.api.portal.views import service_view
@@ -30,9 +30,10 @@ def router() -> APIRouter:
     routes = APIRouter()
     _reading(routes)
     _planning(routes)
-    _asking(routes)
+    _changing(routes)
     _adapting(routes)
     routes.include_router(service_load.router())
+    routes.include_router(try_it.router())
     routes.include_router(object_pages.router(MODEL_SERVICES, "services"))
     return routes
 
@@ -68,6 +69,7 @@ async def _page(request: Request, caller: Caller, obj: ModelService, **more: obj
     services = services_of(request)
     context = {
         "service": service_view(obj, services.clock()),
+        "asked_adapters": try_it.usable_adapters(obj, services.tenancy),
         "gateway": services.settings.shown_gateway_url,
         "span": SeriesSpan.HOUR,
         **await object_pages.of_object(request, caller, MODEL_SERVICES, obj),
@@ -116,22 +118,7 @@ async def _plan(
     return await services_of(request).previews.service_plan(caller, question)
 
 
-def _asking(routes: APIRouter) -> None:
-    @routes.post("/services/{namespace}/{name}/complete")
-    async def complete(
-        request: Request,
-        namespace: str,
-        name: str,
-        caller: Reader,
-        prompt: Annotated[str, Form(max_length=10_000)],
-        max_tokens: Annotated[int, Form()] = 64,
-        temperature: Annotated[float, Form()] = 0.8,
-    ) -> Response:
-        services = services_of(request)
-        await services.objects.get(caller, ModelService, namespace, name)
-        stream = await services.completions.stream(caller, namespace, name, prompt, max_tokens, temperature)
-        return StreamingResponse(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
-
+def _changing(routes: APIRouter) -> None:
     @routes.post("/services/{namespace}/{name}/scale")
     async def scale(
         request: Request,

@@ -309,6 +309,8 @@ class ServiceView:
     """Adapters, what decides the count, how the latency target is kept, demand and capacity, in words."""
     scaling: list[dict[str, str]]
     can_answer: bool
+    chats: bool
+    """The try-it box begins with a chat: models that were trained here mostly complete texts."""
 
 
 def service_view(service: ModelService, now: datetime) -> ServiceView:
@@ -366,6 +368,7 @@ def service_view(service: ModelService, now: datetime) -> ServiceView:
             for row in reversed(status.scaling_history or ())
         ],
         can_answer=not spec.suspend and phase not in (ServicePhase.FAILED, ServicePhase.SUSPENDED),
+        chats=spec.model.training_job is None,
     )
 
 

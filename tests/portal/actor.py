@@ -306,6 +306,10 @@ class Actor:
                     "minReplicas": obj["spec"].get("minReplicas", 1),
                     "maxReplicas": obj["spec"].get("maxReplicas", 1),
                     "bearer": "engine-bearer",
+                    "adapters": [
+                        {key: row[key] for key in ("name", "tenants") if key in row}
+                        for row in obj["spec"].get("adapters") or ()
+                    ],
                     "endpoints": [
                         {"pod": f"{name}-{i}", "url": self._engine, "ready": True, "draining": False}
                         for i in range(ready)

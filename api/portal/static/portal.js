@@ -1,4 +1,4 @@
-// What pages do beyond plain HTML: live refresh, theme, curves, logs, the try-it box. Everything works
+// What pages do beyond plain HTML: live refresh, theme, curves, logs. Everything works
 // without it except these; nothing here decides what a person may see.
 "use strict";
 (() => {
@@ -129,62 +129,6 @@
     read();
   }
 
-  // -- try it ---------------------------------------------------------------------------------------
-  async function* events(answer) {
-    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-    let buffer = "";
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) return;
-      buffer += value;
-      for (let end; (end = buffer.indexOf("\n\n")) >= 0; buffer = buffer.slice(end + 2)) {
-        const lines = buffer.slice(0, end).split("\n");
-        const field = (name) => (lines.find((line) => line.startsWith(`${name}: `)) || "").slice(name.length + 2);
-        yield { name: field("event"), data: JSON.parse(field("data") || "{}") };
-      }
-    }
-  }
-  function tryIt(form) {
-    const out = $("[data-try-answer]", form), note = $("[data-try-note]", form), stop = $("[data-try-stop]", form);
-    let control = null;
-    stop.addEventListener("click", () => control && control.abort());
-    form.addEventListener("submit", async (event) => {
-      event.preventDefault();
-      const fields = new FormData(form), began = performance.now();
-      control = new AbortController();
-      const go = $("button:not([type])", form);
-      go.disabled = true; stop.hidden = false; out.hidden = false;
-      out.replaceChildren(Object.assign(document.createElement("b"), { textContent: fields.get("prompt") }));
-      note.textContent = "waiting for the first token…";
-      try {
-        const answer = await fetch(form.dataset.try, {
-          method: "POST", body: new URLSearchParams(fields), signal: control.signal,
-          headers: { "X-CSRF-Token": fields.get("csrf_token"), "HX-Request": "true" },
-        });
-        if (!answer.ok) {
-          const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-          note.textContent = page.body.textContent.trim().replace(/\s+/g, " ");
-          return;
-        }
-        let first = 0;
-        for await (const { name, data } of events(answer)) {
-          if (name === "token") {
-            first ||= performance.now() - began;
-            out.append(data.text);
-            note.textContent = "writing…";
-          } else if (name === "done") {
-            const seconds = (performance.now() - began) / 1000;
-            note.textContent = `${data.tokens ? data.tokens + " tokens, " : ""}first after ${Math.round(first)} ms, ${seconds.toFixed(1)} s in all`;
-          } else if (name === "failed") note.textContent = data.message;
-        }
-      } catch (error) {
-        note.textContent = error.name === "AbortError" ? "stopped" : "the connection broke; try again";
-      } finally {
-        go.disabled = false; stop.hidden = true; control = null;
-      }
-    });
-  }
-
   // -- small things ---------------------------------------------------------------------------------
   function copy(button) {
     button.addEventListener("click", async () => {
@@ -208,6 +152,5 @@
   document.querySelectorAll("[data-theme-switch]").forEach(theme);
   document.querySelectorAll("[data-samples]").forEach(curves);
   document.querySelectorAll("[data-log]").forEach(log);
-  document.querySelectorAll("[data-try]").forEach(tryIt);
   document.querySelectorAll("[data-copy]").forEach(copy);
 })();

@@ -133,6 +133,7 @@ async def test_every_write_of_the_portal_refuses_a_missing_csrf_token(world: Wor
         "/services/ada-lab/ada-chat/adapters",
         "/services/ada-lab/ada-chat/adapters/sql/unload",
         "/services/ada-lab/ada-chat/complete",
+        "/services/ada-lab/ada-chat/chat",
     ):
         answer = await browser.post(path, data={"prompt": "x"})
         assert answer.status_code == 403, path
