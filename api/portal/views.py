@@ -18,6 +18,7 @@ from busbar.kube.types.service_words import (
     adapter_facts,
     change_words,
     charged_words,
+    departure_words,
     level_facts,
     loss_facts,
     pool_words,
@@ -307,6 +308,8 @@ class ServiceView:
     conditions: ConditionRows
     level: list[tuple[str, str]]
     """Adapters, what decides the count, how the latency target is kept, demand and capacity, in words."""
+    departures: list[dict[str, str]]
+    """Replicas that left while others went on with their streams."""
     scaling: list[dict[str, str]]
     can_answer: bool
     chats: bool
@@ -357,6 +360,10 @@ def service_view(service: ModelService, now: datetime) -> ServiceView:
             *adapter_facts(status),
             *level_facts(status),
             *loss_facts(status),
+        ],
+        departures=[
+            {"when": ago(row.time, now), "replica": row.replica, "what": departure_words(row)}
+            for row in reversed(status.departures or ())
         ],
         scaling=[
             {

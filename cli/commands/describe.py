@@ -110,6 +110,9 @@ def _page(found: Object, events: list[Event]) -> str:
     scalings = _scalings(found) if found.kind is not TRAINING_JOB else ""
     if scalings:
         parts.append(scalings)
+    departures = _departures(found) if found.kind is not TRAINING_JOB else ""
+    if departures:
+        parts.append(departures)
     conditions = [c for c in found.status.get("conditions") or [] if isinstance(c, dict)]
     if conditions:
         rows = [(c.get("type"), c.get("status"), c.get("reason"), c.get("message")) for c in conditions]
@@ -295,6 +298,16 @@ def _scalings(found: Object) -> str:
         for entry in reversed(history[-SCALINGS:])
     ]
     return "Last scalings\n" + columns(["age", "change", "cause", "why"], rows) if rows else ""
+
+
+def _departures(found: Object) -> str:
+    """The last replicas of a service whose streams moved when they left, the newest first."""
+    from busbar.kube.types.service_status import ModelServiceStatus
+    from busbar.kube.types.service_words import departure_words
+
+    known = ModelServiceStatus.model_validate(found.status).departures or []
+    rows = [(age(row.time), row.replica, departure_words(row)) for row in reversed(known)]
+    return "Streams that moved\n" + columns(["age", "replica", "what"], rows) if rows else ""
 
 
 def _placement(status: dict[str, Any]) -> list[tuple[str, object]]:

@@ -403,6 +403,17 @@ class ReplicaRole(StrEnum):
     """It goes on with streams whose prompts others have computed."""
 
 
+class DrainReport(WireModel):
+    """What has become of the requests of a serving pod since its drain began."""
+
+    requests: int = Field(ge=0)
+    """That were there then."""
+    copied: int = Field(default=0, ge=0)
+    """Of these, streams that another replica has taken with their keys and values."""
+    recomputed: int = Field(default=0, ge=0)
+    """Streams that another replica goes on with by computing their tokens again."""
+
+
 class ServingStatus(WireModel):
     """`GET /status` of a serving pod."""
 
@@ -432,6 +443,8 @@ class ServingStatus(WireModel):
     """Whether the promised time per token would need steps smaller than the minimum."""
     sleep_level: int = 0
     """0: awake; 1: without KV cache; 2: without weights."""
+    drain: DrainReport | None = None
+    """None: it does not drain, or does not tell."""
     phase_seconds: PhaseSeconds | None = None
     """None: it has not begun, or does not tell."""
     phase_steps: PhaseSteps | None = None

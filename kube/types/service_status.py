@@ -13,6 +13,7 @@ from busbar.kube.types.training_status import Amount, Count, Usage
 
 MOST_MEASURED = 16
 MOST_DECISIONS = 50
+MOST_DEPARTURES = 10
 MOST_TENANTS = 257
 """In a status: those of spec.access and the owner's."""
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -164,6 +165,17 @@ class ScalingDecision(StatusModel):
     reason: Sentence = Field(default="", description="Why.")
 
 
+class Departure(StatusModel):
+    """A replica that has left while other replicas went on with its streams."""
+
+    time: datetime = Field(description="When its last request had left.")
+    replica: ShortText = Field(description="Its pod.")
+    uid: ShortText = Field(description="UID of the pod.")
+    requests: Count = Field(description="Requests that were there when it began to drain.")
+    copied: Count = Field(description="Streams that others took with their keys and values.")
+    recomputed: Count = Field(description="Streams that others went on with by computing their tokens again.")
+
+
 class ScaledBy(StrEnum):
     """The rule that decides the number of replicas."""
 
@@ -275,6 +287,9 @@ class ModelServiceStatus(StatusModel):
     )
     scaling_history: Annotated[list[ScalingDecision], Field(max_length=MOST_DECISIONS)] | None = Field(
         default=None, description="The last changes of the desired replicas, the newest last."
+    )
+    departures: Annotated[list[Departure], Field(max_length=MOST_DEPARTURES)] | None = Field(
+        default=None, description="The last replicas whose streams moved when they left, the newest last."
     )
     tokens_per_second: Amount | None = Field(
         default=None, description="Tokens of the answers that ended in the last minute, per second."

@@ -9,6 +9,7 @@ from busbar.kube.types.lost_work import Loss, LostWork
 from busbar.kube.types.service_access import Access, AllowedTenant
 from busbar.kube.types.service_status import (
     AdapterStatus,
+    Departure,
     ModelServiceStatus,
     PoolReplicas,
     ScaledBy,
@@ -140,6 +141,20 @@ def loss_facts(status: ModelServiceStatus) -> list[tuple[str, str]]:
     return [
         ("Lost work caused", f"{_loss_words(caused)}, training gave way {caused.times} times ({tenants})")
     ]
+
+
+def departure_words(row: Departure) -> str:
+    """What became of the requests of a replica that left."""
+    moved = row.copied + row.recomputed
+    ways = [
+        f"{count} {how}"
+        for count, how in (
+            (row.copied, "with their keys and values"),
+            (row.recomputed, "by computing their tokens again"),
+        )
+        if count
+    ]
+    return f"{moved} of {max(moved, row.requests)} requests went on at other replicas, {', '.join(ways)}"
 
 
 def charged_words(lost: LostWork | None) -> str:

@@ -25,6 +25,7 @@ from busbar.operator.profiles.serving_speeds import measured, remembered
 from busbar.operator.profiles.table import rates_of
 from busbar.operator.serving.adapters import adapter_rows
 from busbar.operator.serving.conditions import conditions_of, outlines
+from busbar.operator.serving.departures import departures
 from busbar.operator.serving.fleets import Change
 from busbar.operator.serving.load_status import load_fields
 from busbar.operator.serving.replicas import kept_pods, startable
@@ -65,6 +66,7 @@ def status_of(
         "pools": pool_rows(service, alive, view.pools, view.plan, desired, view.watts if due else None)
         or None,
         "adapters": adapter_rows(service, serving, view.readings, old.adapters) or None,
+        "departures": departures(view),
         "lost_work_caused": caused(old.lost_work_caused, view.lost),
         "phase": phase,
         "reason": str(reason),

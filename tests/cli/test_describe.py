@@ -148,11 +148,25 @@ async def test_describe_of_a_service_says_what_decides_its_replicas_and_why_they
         slo={"scaledBy": "Promise", "attainmentRecent": 0.98, "requestsRecent": 50},
         pools=[{"pool": "l4", "replicas": 1, "desired": 3}],
         scalingHistory=[change],
+        departures=[
+            {
+                "time": "2026-03-01T12:00:00Z",
+                "replica": "ada-chat-2",
+                "uid": "u2",
+                "requests": 7,
+                "copied": 4,
+                "recomputed": 1,
+            }
+        ],
     )
     await site.world.settle()
     done = await site.busbar("describe", "service/ada-chat")
     for text in ("the latency target", "98.0 % of 50 requests", "1 on l4 (3 wanted)", "Last scalings"):
         assert text in done.out, text
+    moved = (
+        "ada-chat-2 +5 of 7 requests went on at other replicas, 4 with their keys and values, 1 by computing"
+    )
+    assert re.search(rf"Streams that moved\n.*\n.*{moved}", done.out)
     assert re.search(r"1 → 3 +Panic +It waited\.", done.out)
 
 

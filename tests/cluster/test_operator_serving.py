@@ -27,8 +27,11 @@ def service(name: str, **spec: Any) -> Object:
     }
 
 
+SERVING = {"kind": "serving", "ready": True, "running": 0, "waiting": 0}
+
+
 def replica(pod: Object) -> Script:
-    return Script(status=lambda s: {"kind": "serving", "ready": True, "running": 0, "waiting": 0})
+    return Script(status=lambda s: SERVING)
 
 
 def ready(count: int) -> Callable[[dict[str, Any]], bool]:
@@ -53,7 +56,10 @@ async def test_a_service_follows_the_scale_subresource_and_drains_before_it_dele
     scripts: dict[str, Script] = {}
 
     def script(pod: Object) -> Script:
-        return scripts.setdefault(pod["metadata"]["name"], replica(pod))
+        name = pod["metadata"]["name"]
+        made = scripts.setdefault(name, replica(pod))
+        made.status = lambda s: {**SERVING, "drain": {"requests": 3, "copied": 2} if made.drained else None}
+        return made
 
     async with Cluster(apiserver, script=script) as cluster:
         operator = await cluster.start()
@@ -77,6 +83,13 @@ async def test_a_service_follows_the_scale_subresource_and_drains_before_it_dele
         assert [h["desired"] for h in status["scalingHistory"]] == [2, 0]
         external = {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]}["ExternallyScaled"]
         assert external == ("True", "ExternalTarget")
+        assert sorted((d["replica"], d["copied"]) for d in status["departures"]) == [
+            ("web-0", 2),
+            ("web-1", 2),
+        ]
+        moved = [e["message"] for e in await cluster.events() if e["reason"] == "StreamsMoved"]
+        assert all("leaves: 2 of 3 requests went on" in message for message in moved)
+        assert len(moved) == 2
 
 
 async def test_of_three_writers_at_once_none_takes_away_what_another_asked_for(apiserver: ApiServer) -> None:

@@ -295,6 +295,11 @@ def test_a_drain_with_peers_moves_what_runs_and_refuses_what_comes(settings: Eng
         got = stream.finish()
         assert got.end == f"leaving {second.url}"
         assert got.count < 150
+        told = json.loads(first.get("/status")[2])
+        assert told["running"] == 0
+        assert told["drain"]["requests"] == 1
+        assert told["drain"]["copied"] + told["drain"]["recomputed"] == 1
+        assert json.loads(second.get("/status")[2])["drain"] is None
         assert first.post("/v1/completions", {**body, "stream": False})[0] == 503
         assert stream.resume(second).tokens == expected.tokens
         assert first.metric("busbar:migrations_total") >= 1

@@ -146,6 +146,11 @@ class Departures:
     count: Callable[[str], None] = lambda outcome: None
     """Told of every outcome."""
     movable: dict[str, Movable] = field(default_factory=dict)
+    copied: int = 0
+    recomputed: int = 0
+    """Streams that have left since the start, with their blocks and without."""
+    leaving_now: int = 0
+    """Of which the engine is being told; they are in neither count yet."""
     _links: dict[str, _Link] = field(default_factory=dict)
     _handing_over: set[asyncio.Task[None]] = field(default_factory=set)
     _session: aiohttp.ClientSession | None = None
@@ -271,10 +276,7 @@ class Departures:
                 # The request has waited here for longer than a ticket is kept; now it runs.
                 course = await self._begin_early(stream, to, loaded)
                 await self._send(to, course, loaded)
-            stream.leaves = True
-            if not await self.engine.hand_over(stream.ids, to, held=self._is_held(stream, course)):
-                stream.leaves = False
-                raise StaysError("it has ended")
+            await self._let_go(stream, to, course)
         except BaseException:
             ids = list(course.sent)
             self.engine.post(lambda core: Handover(core).let_go(ids))
@@ -290,6 +292,19 @@ class Departures:
             last_blocks=course.last_blocks,
             stall_seconds=round(time.monotonic() - course.held_at, 6) if course.held_at else 0.0,
         )
+
+    async def _let_go(self, stream: Movable, to: str, course: _Course) -> None:
+        """The engine ends the stream, and it is counted as one that has left. Raises StaysError."""
+        stream.leaves = True
+        self.leaving_now += 1
+        try:
+            if not await self.engine.hand_over(stream.ids, to, held=self._is_held(stream, course)):
+                stream.leaves = False
+                raise StaysError("it has ended")
+            self.recomputed += course.recompute
+            self.copied += not course.recompute
+        finally:
+            self.leaving_now -= 1
 
     @staticmethod
     def _is_held(stream: Movable, course: _Course) -> bool:

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 from aiohttp import web
@@ -28,6 +29,8 @@ from busbar.workloads.serving.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 EXIT_DONE, EXIT_FAILED, EXIT_CUT = 0, 1, 143
+LAST_STATUS_S = 5.0
+"""For reading the last status, where somebody does and streams have moved: within the pod's margin behind its drain."""
 
 
 async def run(settings: ServerSettings, on_ready: Callable[[Loaded], None] = lambda _: None) -> int:
@@ -114,6 +117,9 @@ async def _drain(server: Server, engine: Engine, limit_s: float) -> int:
         except TimeoutError:
             log.warning("requests did not end; leaving anyway")
         return EXIT_CUT
+    if server.has_moved_streams:  # the operator, which reads every two seconds, is to know of it
+        with suppress(TimeoutError):
+            await asyncio.wait_for(server.heard.wait(), LAST_STATUS_S)
     return EXIT_FAILED if engine.state is EngineState.FAILED else EXIT_DONE
 
 

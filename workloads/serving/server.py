@@ -36,7 +36,7 @@ from busbar.kube.contracts.streams import (
     TERMS_HEADER,
     StreamTerms,
 )
-from busbar.kube.contracts.workload import MIGRATE_PATH, ReplicaRole, ServingStatus
+from busbar.kube.contracts.workload import MIGRATE_PATH, DrainReport, ReplicaRole, ServingStatus
 from busbar.workloads.serving import embeddings, responses_request
 from busbar.workloads.serving.adapter_route import AdapterRoute
 from busbar.workloads.serving.adapters import Adapter
@@ -99,6 +99,11 @@ class Server:
         self.settings = settings
         self.engine = engine
         self.draining = False
+        self._at_drain = DrainReport(requests=0)
+        """What there was, and what had left before, when the drain began."""
+        self.heard = asyncio.Event()
+        """Set while whoever reads `/status` has read the last of it, or nobody does."""
+        self.heard.set()
         self.quiet = asyncio.Event()
         """Set while no generation request is in a handler."""
         self.quiet.set()
@@ -147,6 +152,10 @@ class Server:
         """From now on new requests are refused. Cannot be undone."""
         if not self.draining:
             self.draining = True
+            left = self.departures
+            self._at_drain = DrainReport(
+                requests=self._generating, copied=left.copied, recomputed=left.recomputed
+            )
             log.info("draining, %d requests are running", self._generating)
 
     # -- handlers -----------------------------------------------------------------------------
@@ -163,7 +172,27 @@ class Server:
         )
 
     async def status(self, request: web.Request) -> web.Response:
-        return web.json_response(self.serving_status().model_dump(mode="json", by_alias=True))
+        told = self.serving_status()
+        over = told.drain is not None and not (self._generating or told.running or told.waiting)
+        (self.heard.set if over else self.heard.clear)()
+        return web.json_response(told.model_dump(mode="json", by_alias=True))
+
+    @property
+    def has_moved_streams(self) -> bool:
+        """Whether others have taken streams since the drain began."""
+        report = self._drain_report()
+        return report is not None and bool(report.copied + report.recomputed)
+
+    def _drain_report(self) -> DrainReport | None:
+        if not self.draining:
+            return None
+        now, before = self.departures, self._at_drain
+        return before.model_copy(
+            update={
+                "copied": now.copied - before.copied,
+                "recomputed": now.recomputed - before.recomputed,
+            }
+        )
 
     def serving_status(self) -> ServingStatus:
         """What the operator reads."""
@@ -173,8 +202,9 @@ class Server:
             draining=self.draining,
             model_id=self.settings.model_id,
             role=self.settings.role,
-            running=self.engine.running,
+            running=max(self.engine.running, self.departures.leaving_now),
             waiting=self.engine.waiting,
+            drain=self._drain_report(),
         )
         if loaded is None:
             return status

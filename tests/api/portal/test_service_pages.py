@@ -6,6 +6,8 @@ from typing import Any
 
 from tests.api.conftest import World, settings, sqlite_template, sqlite_url, world
 
+from busbar.kube.resources import MODEL_SERVICES
+
 __all__ = ["settings", "sqlite_template", "sqlite_url", "world"]
 
 PAGE = "/services/ada-lab/ada-chat"
@@ -32,6 +34,22 @@ async def test_adapters_are_loaded_and_unloaded_on_the_services_page(world: Worl
     for name in ("sql", "support"):
         assert (await alice.post(f"{PAGE}/adapters/{name}/unload")).status_code == 303
     assert adapters(world) is None
+
+
+async def test_the_page_says_which_streams_moved(world: World) -> None:
+    alice = await world.as_("alice")
+    assert "Streams that moved" not in (await alice.get(PAGE)).text
+    row = {"time": "2026-03-01T11:00:00Z", "replica": "ada-chat-2", "uid": "u2"}
+    departures = [{**row, "requests": 3, "copied": 3, "recomputed": 0}]
+    world.kube.status(MODEL_SERVICES, "ada-lab", "ada-chat", departures=departures)
+    await world.settle()
+    shown = (await alice.get(PAGE)).text
+    for text in (
+        "Streams that moved",
+        "ada-chat-2",
+        "3 of 3 requests went on at other replicas, 3 with their",
+    ):
+        assert text in shown
 
 
 async def test_a_bad_adapter_and_somebody_else_change_nothing(world: World) -> None:
