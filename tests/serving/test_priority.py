@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from busbar.workloads.serving.ageing import MOST_OVERTAKEN
 from busbar.workloads.serving.blocks import BlockPool
 from busbar.workloads.serving.fairness import Owner
 from busbar.workloads.serving.scheduler import Scheduler, StepLimits
@@ -80,3 +83,63 @@ def test_no_number_moves_a_turn_between_keys(
         scheduler.add(sequence(order, priority, owner, prompt=2 + order, output=8))
     assert {s.order for s in joined_until_idle(scheduler)} == set(range(len(asked)))
     assert scheduler.pool.used == 0
+
+
+def turns_until(scheduler: Scheduler, late: Sequence, numbers: list[int]) -> int:
+    """How many of ALONE's requests begin from when `late` comes until it does, while in every step another one of each
+    number comes."""
+    order = itertools.count(late.order + 1)
+    scheduler.add(late)
+    begun = 0
+    for _ in range(1_000):
+        for number in numbers:
+            scheduler.add(sequence(next(order), number))
+        step = scheduler.plan()
+        begun += sum(s.owner.same(ALONE) for s in step.joined)
+        if late in step.joined:
+            return begun
+        sampled = {chunk.sequence: 7 for chunk in step.chunks if chunk.samples}
+        scheduler.commit(step, sampled)
+        for done in [s for s in sampled if len(s.tokens) == s.max_total]:
+            scheduler.finish(done)
+    raise AssertionError("it waits for ever")
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    before=st.lists(st.integers(-(10**6), 10**6), max_size=5),
+    late=st.integers(-(10**6), 10**6),
+    numbers=st.lists(st.integers(-(10**6), 10**6), min_size=1, max_size=2),
+    running=st.integers(1, 3),
+    others=st.integers(0, 3),
+)
+def test_a_large_number_waits_for_a_bounded_number_of_turns_under_a_stream_of_small_ones(
+    before: list[int], late: int, numbers: list[int], running: int, others: int
+) -> None:
+    scheduler = make(256, 8, running)
+    for order, number in enumerate(before):
+        scheduler.add(sequence(order, number))
+    for order in range(others):
+        scheduler.add(sequence(100 + order, 0, OWNERS[2]))
+    asked = sequence(200, late)
+    assert turns_until(scheduler, asked, numbers) <= (MOST_OVERTAKEN + 1) * (len(before) + 1)
+
+
+def test_of_eight_turns_seven_are_those_of_the_smallest_number() -> None:
+    scheduler = make()
+    large = [sequence(order, 9) for order in range(5)]
+    small = [sequence(100 + order, 0) for order in range(30)]
+    for each in large + small:
+        scheduler.add(each)
+    begun = joined_until_idle(scheduler)
+    assert [i for i, each in enumerate(begun) if each in large] == [7, 15, 23, 31, 34]
+    assert [s.came for s in begun if s in large] == list(range(5))
+    assert [s.came for s in begun if s in small] == list(range(100, 130))
+
+
+def test_of_equal_numbers_the_first_that_came_starts_also_after_others_overtook_it() -> None:
+    scheduler = make()
+    asked = [sequence(order, number) for order, number in enumerate([5, 5, -3])]
+    for each in asked:
+        scheduler.add(each)
+    assert [asked.index(s) for s in joined_until_idle(scheduler)] == [2, 0, 1]

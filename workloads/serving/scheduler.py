@@ -7,7 +7,7 @@ There is no prefill phase (Dynamic SplitFuse, DeepSpeed-FastGen, arXiv 2401.0867
     2. running sequences that lack more get chunks of their prompt, and waiting sequences join if *all*
        their blocks fit above the watermark: by the virtual counter of their owner (`fairness.py`), running
        before waiting where it is equal, then first come first served; an owner's turn goes to that
-       of its waiting requests with the smallest `priority`
+       of its waiting requests with the smallest `priority`, and at times to its oldest (`ageing.py`)
 
 A sequence that joins finds the full blocks of its beginning that are in the cache (`prefix.py`); its last
 token is always computed. While it catches up it looks again before each chunk, and no block is computed
@@ -35,6 +35,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from functools import partial
 
+from busbar.workloads.serving.ageing import Ageing
 from busbar.workloads.serving.blocks import BlockPool
 from busbar.workloads.serving.fairness import CACHED, OUTPUT, PROMPT, Counters, Places
 from busbar.workloads.serving.giving_way import GivingWay
@@ -104,6 +105,7 @@ class Scheduler:
         )
         self._under_way = UnderWay(limits.block_tokens, limits.prefix_cache)
         self.giving_way = GivingWay(self.places, self.running, self._preemption.turn)
+        self._ageing = Ageing()
         self._held: set[Sequence] = set()
         self._oversized: set[Sequence] = set()  # they need more than their tenant may hold now
         self.cache_queries = 0
@@ -362,8 +364,7 @@ class Scheduler:
 
     def _wished(self, turn: Sequence, passed: Collection[Sequence]) -> Sequence:
         """The waiting sequence that the owner wants in this turn."""
-        own = (s for s in self.waiting if s.owner.same(turn.owner) and s not in passed)
-        return min(own, key=lambda s: (s.priority, s.order))
+        return self._ageing.choose([s for s in self.waiting if s.owner.same(turn.owner) and s not in passed])
 
     def _charge_prompt(self, sequence: Sequence) -> None:
         """Prompt tokens computed for the first time."""
@@ -489,6 +490,7 @@ class Scheduler:
                 refused.add(head.owner.tenant)
                 continue
             self.waiting.remove(head)
+            self._ageing.begins(head, self.waiting)
             # As if they had come in this order: no owner wins a turn by its priorities.
             head.order, turn.order = turn.order, head.order
             self._start(head, found, need)

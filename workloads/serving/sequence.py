@@ -43,6 +43,8 @@ class Sequence:
     max_total: int
     """Prompt plus the most that may be sampled."""
     prompt_len: int = 0
+    came: int = 0
+    """The arrival number that it came with, which it keeps."""
     computed: int = 0
     """Tokens whose keys and values are in the cache."""
     blocks: list[int] = field(default_factory=list)
@@ -68,7 +70,7 @@ class Sequence:
     charged: int = 0
     """Tokens whose computing was charged to the owner already."""
     priority: int = 0
-    """Among the waiting requests of its owner: smaller starts first."""
+    """Among the waiting requests of its owner: smaller starts first (`ageing.py`)."""
     resumed: bool = False
     """It began on another replica, which charged and counted its prompt."""
     pooling: Pooling | None = None
@@ -82,6 +84,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)
+        self.came = self.order
 
     @property
     def missing(self) -> int:
