@@ -17,6 +17,7 @@ from busbar.api.objects.conversation import (
     chatted,
     prompted,
 )
+from busbar.workloads.serving.openai_request import parse_chat, parse_completion
 
 TARGET = Target("ada-lab", "chat")
 SAID = json.dumps([{"role": "user", "content": "hello"}])
@@ -80,6 +81,21 @@ def test_a_text_of_the_form_that_does_not_fit_is_named(
         chatted(TARGET, messages, tools, ToolChoice.AUTO, schema)
     assert sentence in str(caught.value)
     assert caught.value.field in ("messages", "tools", "schema")
+
+
+def test_our_engine_takes_what_the_box_sends() -> None:
+    """Under the name that the gateway gives the model there; a field that the engine does not know would be its 400."""
+    schema = '{"type": "object", "properties": {"name": {"type": "string"}}}'
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "rain"}
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said = json.dumps([*json.loads(SAID), {"role": "assistant", "content": "", "tool_calls": [call]}, result])
+    with_tools = parse_chat(chatted(TARGET, said, json.dumps([TOOL]), ToolChoice.REQUIRED).body)
+    assert with_tools.tools is not None
+    assert with_tools.wanted.stream
+    assert with_tools.wanted.include_usage
+    formed = parse_chat(chatted(TARGET, SAID, schema=schema).body)
+    assert formed.wanted.grammar is not None
+    assert parse_completion(prompted(TARGET, "def ").body).prompts == ("def ",)
 
 
 def test_numbers_and_prompts_out_of_range_are_refused_beside_accepted_ones() -> None:
