@@ -110,7 +110,12 @@ class Handlers:
         self._scaling: dict[str, ScalingState] = {}  # by uid
         self._scales = ScalingMetrics(metrics.registry)
         self.targets = LatencyTargets(
-            caches, demand, lambda: rounds.outcome, self._scales, settings.gateway_url != ""
+            caches,
+            demand,
+            lambda: rounds.outcome,
+            self._scales,
+            settings.gateway_url != "",
+            rounds.lacking_watts,
         )
         self._refused: dict[tuple[str, Key], str] = {}  # why the API server refused pods of (kind, key)
         self._promised = Promised()

@@ -252,7 +252,8 @@ def _capped(job: Job, placement: Placement, nodes: Mapping[str, Node]) -> list[s
     pods, each_m = Counter(placement.nodes), placement.per_pod.accelerators_m
     if any(pods[one.name] * each_m != one.capacity.accelerators_m for one in fresh):
         wrong.append(f"{job.key}: under a power cap beside others on a node")
-    if placement.power_cap <= 0 or job.kind != "training":
+    chosen = job.kind == "training" or (job.kind == "serving" and placement.power_cap == job.power_cap)
+    if placement.power_cap <= 0 or not chosen:
         wrong.append(f"{job.key}: it must not run under a power cap of {placement.power_cap:g}")
     return wrong
 

@@ -65,6 +65,11 @@ class PoolReplicas(StatusModel):
         default=None,
         description="True: no replica has measured its speed there; it is predicted by other types or modes.",
     )
+    power_cap_percent: Annotated[int, Field(ge=1, le=99)] | None = Field(
+        default=None,
+        description="What the boards of each replica there may draw at most, per cent of their highest limit, where a power domain "
+        "binds; absent: no cap.",
+    )
 
 
 class TenantRequests(StatusModel):

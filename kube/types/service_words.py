@@ -188,6 +188,8 @@ def pool_words(row: PoolReplicas) -> str:
         more.append(f"{row.requests_per_second:g} requests/s each{guess}")
     if row.mode is not None and row.mode != "resident":
         more.append(f"engine mode {row.mode}")
+    if row.power_cap_percent is not None:
+        more.append(f"boards limited to {row.power_cap_percent} %")
     if row.cost_per_hour is not None:
         more.append(f"{row.cost_per_hour:g}/h each")
     if row.watts is not None:

@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from busbar.kube.contracts import bearers, workload
@@ -36,6 +36,7 @@ from busbar.kube.types.meta import (
 from busbar.kube.types.model_service import MAX_REPLICAS, ModelServiceSpec, ServiceEngine
 from busbar.kube.types.pod_template import PodTemplate
 from busbar.operator.pods.model_server_stop import pre_stop
+from busbar.operator.pods.replica_place import placement_note
 from busbar.operator.watch.projections import (
     ANNOTATION_NODE,
     ANNOTATION_PLACEMENT,
@@ -276,15 +277,7 @@ def service_pod(
     labels = {LABEL_RANK: str(index), LABEL_ADMISSION_ID: f"{service.metadata.uid[:8]}-{index}"}
     node = placement.nodes[0]
     body = _pod(service, name, KIND_SERVICE, labels, {}, container, volumes, pool, node, placement.pool)
-    body["metadata"]["annotations"][ANNOTATION_PLACEMENT] = json.dumps(
-        {
-            "pool": placement.pool,
-            "accelerator": placement.accelerator,
-            "mode": placement.mode,
-            "node": node,
-            "perPod": {k: v for k, v in asdict(placement.per_pod).items() if v},
-        }
-    )
+    body["metadata"]["annotations"][ANNOTATION_PLACEMENT] = placement_note(placement)
     body["spec"]["restartPolicy"] = "Always"
     body["spec"]["terminationGracePeriodSeconds"] = spec.drain_seconds + DRAIN_MARGIN_S
     return body

@@ -3,8 +3,9 @@
 The pods say it: the kubelet gives a board to one pod only, and a pod is of a job or of a replica that have a priority.
 What is not known (boards of foreign pods, nodes whose boards nobody holds) weighs as a plain job does.
 
-A job under a power cap has its nodes to itself (the scheduler places it nowhere else), so its cap holds for all boards
-of the node. It is told to the node's agent with the lease, and holds until the job's admission ends.
+A job or a replica under a power cap has its nodes to itself (the scheduler places it nowhere else), so its cap holds for all
+boards of the node. It is told to the node's agent with the lease, and holds until the job's admission ends, or for as long as
+the replica's pod has its note.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from busbar.kube.informer import Key
 from busbar.kube.types import ModelService, TrainingJob
 from busbar.kube.types.training_status import TERMINAL_PHASES
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING
+from busbar.operator.pods.replica_place import place_of
 from busbar.operator.power.membership import Membership
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler.power import CapCurve, Phase
@@ -69,6 +71,8 @@ class _Held:
     weighted: float = 0.0
     timed: int = 0
     kinds: set[WorkKind] | None = None
+    part: float = 0.0
+    """The highest cap of those that hold boards."""
     prompts: float | None = 0.0
     """Boards times parts; None: a holder does not tell."""
 
@@ -96,12 +100,14 @@ def node_work(
             on.boards += boards
             on.weighted += boards * weight_of(priority)
             on.timed += boards * timed
+            on.part = max(on.part, _cap_of(pod))
             share = prompt_shares.get(pod.uid)
             on.prompts = None if on.prompts is None or share is None else on.prompts + boards * share
             assert on.kinds is not None
             on.kinds.add(kind)
     works = {
         name: NodeWork(
+            board_part=on.part,
             weight=on.weighted / on.boards,
             first_token=on.timed / on.boards,
             kind=next(iter(on.kinds)) if on.kinds and len(on.kinds) == 1 else WorkKind.UNKNOWN,
@@ -126,6 +132,12 @@ def _holder(
         timed = slo is not None and slo.ttft_milliseconds is not None
         return WorkKind.SERVING, service.spec.priority, timed
     return WorkKind.UNKNOWN, PLAIN_PRIORITY, False
+
+
+def _cap_of(pod: Pod) -> float:
+    """The power cap of a replica, a part of its boards' nameplates; 1 for whatever has none by its pod."""
+    place = place_of(pod) if pod.kind == KIND_SERVICE else None
+    return 1.0 if place is None else place.power_cap
 
 
 def _caps(found: Membership, jobs: Iterable[TrainingJob]) -> dict[str, float]:

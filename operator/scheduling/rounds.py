@@ -218,6 +218,10 @@ class Rounds:
         """What a watt-hour costs on each power domain that holds jobs back, in work, by the last plan."""
         return {} if self._last is None else {one.domain: one.work for one in self._last[1].power_prices}
 
+    def lacking_watts(self) -> frozenset[str]:
+        """The power domains on which jobs wait for watts, by the last plan."""
+        return frozenset(() if self._last is None else (w.domain for w in self._last[1].waiting if w.domain))
+
     @property
     def last(self) -> tuple[Snapshot, Plan] | None:
         """What was planned last, and on what; None before the first round and after a fault."""

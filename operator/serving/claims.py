@@ -52,7 +52,7 @@ def claims(
             started_at_s=(pod.created_at or now).timestamp(),
             releasing=pod.deleting or pod.draining_since is not None,
         )
-        job = replace(replica(service, pod.rank, tenant, now), run=run)
+        job = replace(replica(service, pod.rank, tenant, now), run=run, power_cap=place.power_cap)
         # What sleeps serves nobody: any job that waits may have its place.
         found.append(Claim(replace(job, yields=pod.sleep is Sleep.ASLEEP), frozenset({pod.uid})))
     model = model_uri(service, jobs)
@@ -67,8 +67,10 @@ def claims(
         for order, index in enumerate(wanted):
             job = replica(service, index, tenant, now)
             job = replace(job, pools=fitting, needed_now=order < urgent)
-            if order < len(places) and pinned:
-                job = replace(job, pools=(places[order].pool,))
+            cap = places[order].power_cap_percent if order < len(places) else None
+            if order < len(places) and (pinned or cap is not None):
+                # What is known of the watts there holds in no other pool of the type.
+                job = replace(job, pools=(places[order].pool,), power_cap=(cap or 100) / 100)
             elif order < len(places):
                 job = replace(job, accelerators=(places[order].accelerator or "",))
             found.append(Claim(job))

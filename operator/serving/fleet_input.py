@@ -13,6 +13,8 @@ from busbar.operator.serving.replica_speed import Speeds
 from busbar.operator.serving.room import no_less_than
 from busbar.operator.serving.sizes import BUCKETS, Sizes
 from busbar.operator.watch.projections import Pod
+from busbar.scheduler.autoscale.caps import Ways
+from busbar.scheduler.autoscale.columns import capped_key
 from busbar.scheduler.autoscale.day_profile import DayProfile
 from busbar.scheduler.autoscale.fleet import FleetSettings
 from busbar.scheduler.autoscale.mix import Column, Effort, Limits, cheapest, domains_of
@@ -96,6 +98,25 @@ def columns_of(
         for pool in sorted(seen.pools, key=lambda p: p.metadata.name)
         if pool.metadata.name in rates or used.get(pool.metadata.name) or any_pool
     )
+
+
+def ways_of(
+    seen: Seen, columns: Iterable[Column], speeds: Speeds, sizes: Sizes, slo: Slo, trust: float = 1.0
+) -> Ways:
+    """These columns, and in pools where replicas can run under power caps one for each cap whose cost is known."""
+    boards, found = seen.room.boards if seen.room is not None else {}, list[Column]()
+    for column in columns:
+        draw, under = boards.get(column.pool), speeds.capped.get(column.pool, {})
+        found.append(column if draw is None else replace(column, watts=float(draw.at(1.0))))
+        if draw is None:
+            continue
+        for cap, model in under.items():
+            rates = (trust * _useful(max_rate(model, bucket, slo)) for bucket in sizes.means)
+            key, watts = capped_key(column.pool, cap), float(draw.at(cap))
+            # A step that is computed to be faster under a cap is not: rounding.
+            slower = tuple(map(min, rates, column.rates))
+            found.append(replace(column, key=key, rates=slower, watts=watts, power_cap=cap))
+    return Ways.of(found)
 
 
 def _holds(seen: Seen, pool: str) -> bool:

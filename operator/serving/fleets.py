@@ -36,15 +36,17 @@ from busbar.operator.serving.fleet_input import (
     settings_of,
     split,
     target_of,
+    ways_of,
     window_too_short,
 )
+from busbar.operator.serving.power_caps import Capping, as_measured, caps_of
 from busbar.operator.serving.replica_speed import Speeds, slo_of, speeds
 from busbar.operator.serving.room import held_back, held_back_sentence, out_of_stock, zones_missing
 from busbar.operator.serving.shares import Shares, shares_now
 from busbar.operator.serving.sizes import Sizes
 from busbar.operator.serving.trust import WINDOW_S, Trust
 from busbar.scheduler.autoscale.fleet import RATE_S, Cause, Fleet, Observation
-from busbar.scheduler.autoscale.mix import LimitKind, capacity, carried_at, spread
+from busbar.scheduler.autoscale.mix import Column, LimitKind, capacity, carried_at, spread
 from busbar.scheduler.autoscale.step_model import Slo
 from busbar.scheduler.errors import ServingModelError
 
@@ -120,6 +122,10 @@ class Plan:
     """Pools whose speed is not measured."""
     full: frozenset[str] = frozenset()
     """All pools, where the load needs more replicas and none has room for one."""
+    caps: Mapping[str, float] | None = None
+    """Power caps of all replicas in a pool, by pool that has one; None: they stay as the status has them."""
+    caps_reason: str = ""
+    """Why these changed last."""
     over_since_s: float | None = None
     """Since when more comes than the replicas sustain that were wanted before this plan, or requests wait too long: the moment
     of the first reading that said so (`Seen.now_s`). None: they suffice."""
@@ -166,6 +172,7 @@ class _State:
     blocked_until: dict[str, float] = field(default_factory=dict)
     plan: Plan = field(default_factory=lambda: Plan(unreachable=None))
     rooms: _Rooms | None = None
+    capping: Capping = field(default_factory=Capping)
 
 
 class Fleets:
@@ -278,6 +285,7 @@ def _plan(state: _State, seen: Seen, demand: ServiceDemand) -> Plan:
     if seen.counted_s < RATE_S + 1:  # a full window is less than what it should be
         return _told(state, seen, fleet, None, "The gateway has just started; the replicas stay as they are.")
     rate = window.arrivals / RATE_S
+    seen = state.capping.weighed(seen)
     message = ""
     try:
         _decide(state, seen, fleet, rate, demand)
@@ -312,9 +320,12 @@ def _fleet(state: _State, seen: Seen, slo: Slo) -> Fleet:
     fresh = seen.now_s - state.columns_at_s < COLUMNS_S
     if fleet is not None and fleet.slo == slo and fresh and names == _names(state.speeds):
         return fleet
-    state.speeds = speeds(seen.service, seen.pools, seen.profiles, slo, seen.made_by)
+    limitable = seen.room.boards if seen.room is not None else caps_of(seen.service)
+    state.speeds = speeds(seen.service, seen.pools, seen.profiles, slo, seen.made_by, limitable)
     columns = columns_of(seen, state.speeds, state.sizes, slo, _blocked(state, seen), state.trust.factor)
     settings = settings_of(seen)
+    capped = _cap(state, seen, columns, slo, settings.down_after_s)
+    columns, seen = state.capping.columns(), state.capping.weighed(seen)
     limits = limits_of(seen, columns, state.target or {}, _blocked(state, seen))
     if fleet is None or fleet.slo != slo:
         fleet = Fleet(
@@ -322,8 +333,21 @@ def _fleet(state: _State, seen: Seen, slo: Slo) -> Fleet:
         )
         state.fleet = fleet
     fleet.adopt(columns, limits, settings, state.sizes.shares)
-    state.columns_at_s = seen.now_s
+    if capped:
+        fleet.plan_soon()
+    # What replicas do under the caps that the status has is known with the first room.
+    state.columns_at_s = 0.0 if seen.room is None and state.capping.caps else seen.now_s
     return fleet
+
+
+def _cap(state: _State, seen: Seen, columns: tuple[Column, ...], slo: Slo, hold_s: float) -> bool:
+    """Choose the power caps of the service's replicas; whether they changed."""
+    target, fleet = _held(state, seen) or alive(seen), state.fleet
+    ways = ways_of(seen, columns, state.speeds, state.sizes, slo, state.trust.factor)
+    limits = as_measured(limits_of(seen, columns, target, _blocked(state, seen)), seen)
+    bound = fleet is not None and fleet.limited is LimitKind.POWER
+    wanted = [fleet.wanted_rps * share for share in state.sizes.shares] if fleet is not None and bound else []
+    return state.capping.decide(seen, ways, target, limits, wanted, hold_s)
 
 
 def _blocked(state: _State, seen: Seen) -> list[str]:
@@ -364,6 +388,7 @@ def _decide(state: _State, seen: Seen, fleet: Fleet, rate: float, demand: Servic
     fleet.limits = limits_of(seen, fleet.columns, state.target or {}, _blocked(state, seen))
     state.over_since_s = _over_since(state, seen, fleet, rate, demand, target)
     serving = {name: min(count, target.get(name, 0)) for name, count in ready(seen).items()}
+    bound = fleet.limited is LimitKind.POWER
     decision = fleet.decide(
         Observation(
             now_s=seen.now_s,
@@ -374,6 +399,8 @@ def _decide(state: _State, seen: Seen, fleet: Fleet, rate: float, demand: Servic
             in_flight=demand.in_flight,
         )
     )
+    if fleet.limited is LimitKind.POWER and not bound:
+        state.columns_at_s = 0.0  # lower power caps may let more replicas run
     state.held = None
     if not deciding or (decision is None and fleet.limited is None):
         return
@@ -506,6 +533,8 @@ def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: 
         modes=dict(state.speeds.modes),
         predicted=frozenset(state.speeds.predicted),
         full=full,
+        caps=dict(state.capping.caps or {}),
+        caps_reason=state.capping.reason,
     )
 
 

@@ -49,14 +49,16 @@ class LatencyTargets:
         outcome: Callable[[], Snapshot | None],
         scales: ScalingMetrics,
         has_gateway: bool,
+        lacking: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         """
         Args:
             outcome: what the last round has left.
+            lacking: the power domains on which it left jobs waiting for watts.
             has_gateway: that counts requests.
         """
         self._caches, self._demand, self._outcome = caches, demand, outcome
-        self._scales, self._has_gateway = scales, has_gateway
+        self._scales, self._has_gateway, self._lacking = scales, has_gateway, lacking
         self._fleets, self._room, self._warmth = Fleets(), RoomReader(), WarmWorth()
         self._plans_asked = 0
         self.histories: dict[str, History] = {}
@@ -135,7 +137,7 @@ class LatencyTargets:
         names = [pool.metadata.name for pool in seen.pools]
         owner = self._caches.tenants.items.get(Key("", tenant))
         budgets = budgets_left(owner, utc_now()) if owner is not None else ()
-        room = self._room.of(snapshot, seen.service, tenant, names, budgets)
+        room = self._room.of(snapshot, seen.service, tenant, names, budgets, self._lacking())
         return replace(seen, room=room)
 
     def _seen(self, key: Key, service: ModelService, own: tuple[Pod, ...], made_by: Workload | None) -> Seen:

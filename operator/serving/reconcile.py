@@ -22,6 +22,7 @@ from busbar.kube.resources import PODS, SECRETS
 from busbar.kube.types.reasons import Reason
 from busbar.operator.decisions import Admit, Decision, Release
 from busbar.operator.pods import manifests
+from busbar.operator.pods.replica_place import place_of, placement_note
 from busbar.operator.pods.silent_nodes import is_given_up
 from busbar.operator.serving import warm
 from busbar.operator.serving.adapters import adapter_notices, ask_for_adapters
@@ -34,7 +35,7 @@ from busbar.operator.serving.replicas import kept_pods, startable, wanted_indexe
 from busbar.operator.serving.scaling import desired_replicas
 from busbar.operator.serving.status import is_scaling, status_of
 from busbar.operator.serving.view import ServiceUpdate, ServiceView
-from busbar.operator.watch.projections import ANNOTATION_DRAINING, Pod
+from busbar.operator.watch.projections import ANNOTATION_DRAINING, ANNOTATION_PLACEMENT, Pod
 from busbar.operator.write.actions import Action, Apply, Create, Delete, LiftGate, Patch, PostToPod
 
 
@@ -53,7 +54,15 @@ def reconcile(view: ServiceView, decisions: tuple[Decision, ...] = ()) -> Servic
     started, modes = _start(view, decisions)
     notices += tuple((Reason.MODE_CHOSEN, why) for why in modes)
     asked = (*ask_for_shares(view), *ask_for_adapters(view))
-    actions = [*_leave(view, kept | asleep), *slept, *asked, *_clean(view), *_lift(view), *started]
+    actions = [
+        *_leave(view, kept | asleep),
+        *slept,
+        *asked,
+        *_clean(view),
+        *_cap(view),
+        *_lift(view),
+        *started,
+    ]
     desired, why, scaling = desired_replicas(
         view.service,
         view.demand,
@@ -118,6 +127,22 @@ def _start(view: ServiceView, decisions: tuple[Decision, ...]) -> tuple[list[Act
     if actions and secret is not None:
         actions.insert(0, Apply(SECRETS, secret))
     return actions, list(reasons)
+
+
+def _cap(view: ServiceView) -> list[Action]:
+    """Notes the power caps that the status has at the replicas: the agents of their nodes are told by these notes."""
+    rows = {row.pool: row.power_cap_percent or 100 for row in view.status.pools or ()}
+    actions: list[Action] = []
+    for pod in view.pods:
+        place = place_of(pod)
+        if place is None or pod.ended or pod.deleting or place.pool not in rows:
+            continue
+        if rows[place.pool] != round(100 * place.power_cap):
+            note = placement_note(replace(place, power_cap=rows[place.pool] / 100))
+            actions.append(
+                Patch(PODS, pod.key, {"metadata": {"annotations": {ANNOTATION_PLACEMENT: note}}}, pod.uid)
+            )
+    return actions
 
 
 def _lift(view: ServiceView) -> list[Action]:

@@ -13,12 +13,13 @@ an error too large to tell whether the target is kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
 from busbar.kube.types.model_service import ServiceLevel
+from busbar.kube.types.performance_profile import ProfileCell
 from busbar.kube.types.performance_profile import StepModel as Reported
 from busbar.kube.types.service_status import MeasuredReplica
 from busbar.operator.profiles.serving_speeds import is_ours
@@ -52,6 +53,8 @@ class Speeds:
     """Engine modes, where they are chosen."""
     predicted: dict[str, str] = field(default_factory=dict)
     """What a model is predicted by that was not measured, as a sentence."""
+    capped: dict[str, dict[float, StepModel]] = field(default_factory=dict)
+    """By pool and power cap, where the profile of the class has both the measured place and what the cap costs there."""
 
 
 def slo_of(level: ServiceLevel | None) -> Slo | None:
@@ -67,25 +70,35 @@ def speeds(
     profiles: Iterable[PerformanceProfile],
     slo: Slo,
     made_by: Workload | None = None,
+    limitable: Collection[str] = (),
 ) -> Speeds:
     """The step models for the pools that the service may use, in the engine mode that a replica would have there.
 
     Args:
         made_by: what is known of the model; None: nothing, so no mode is chosen and no speed is predicted.
+        limitable: pools in which replicas can run under power caps. Where the profile has what caps cost there, lines that were
+            measured under limits do not count: they would be slowed twice.
     """
     pools = tuple(pools)
     lines = list((service.status.measured if service.status is not None else None) or ())
-    shared = _shared(lines, profiles) if is_ours(service) else {}
+    shared: Known = {}
+    slowdowns: dict[tuple[str, int, str], dict[float, tuple[float, float]]] = {}
+    for cells in _cells(lines, profiles) if is_ours(service) else ():
+        shared |= _shared(cells)
+        slowdowns |= _slowdowns(cells)
     slowest_last = sorted(lines, key=lambda line: line.step_model.seconds_per_step)
-    own = {(m.accelerator, m.accelerators, m.mode): (m.step_model, m.kv_tokens) for m in slowest_last}
-    known, count = shared | own, service.spec.shape.accelerators_per_pod
+    every, free = _own(slowest_last), _own(line for line in slowest_last if not line.limited)
+    known, count = shared | every, service.spec.shape.accelerators_per_pod
     fits = {pool.metadata.name: engine_fit(service, made_by, pool) for pool in pools}
     places = [(p.spec.accelerator, fit) for p in pools if (fit := fits[p.metadata.name]) is not None]
     made = Speeds({}, {}, {name: fit.choice.mode for name, fit in fits.items() if fit is not None}, {})
     for pool in pools:
         name, kind, fit = pool.metadata.name, pool.spec.accelerator, fits[pool.metadata.name]
+        mode = RESIDENT if fit is None else fit.choice.mode
+        under = slowdowns.get((kind, count, mode), {})
+        own = free if under and name in limitable else every
         found = (
-            known.get((kind, count, fit.choice.mode))
+            (shared | own).get((kind, count, mode))
             if fit is not None
             else _slowest(own, kind, count)
             or shared.get((kind, count, RESIDENT))
@@ -96,6 +109,12 @@ def speeds(
                 raise ServingModelError(f"on {kind}: {fit.choice.reason.rstrip('.')}")
             if found is not None:
                 made.models[name] = usable(kind, *found, slo)
+                made.capped[name] = {
+                    cap: made.models[name].under_cap(
+                        f"{kind} at {100 * cap:.0f} % of its watts", cap, *slower
+                    )
+                    for cap, slower in under.items()
+                }
             else:
                 made.models[name], made.predicted[name] = _predicted(fit, places, known, count, kind, slo)
         except ServingModelError as error:
@@ -159,16 +178,50 @@ def usable(kind: str, reported: Reported, kv_tokens: int | None, slo: Slo) -> St
     return model
 
 
-def _shared(lines: Iterable[MeasuredReplica], profiles: Iterable[PerformanceProfile]) -> Known:
-    """The cells of the profiles of the service's class."""
+def _cells(
+    lines: Iterable[MeasuredReplica], profiles: Iterable[PerformanceProfile]
+) -> list[list[ProfileCell]]:
+    """Of each profile of the service's class, the cells that say what a step takes."""
     classes = {line.workload_class for line in lines}
-    return {
-        (cell.accelerator, cell.accelerators, cell.mode): (cell.step_model, cell.kv_tokens)
+    return [
+        [cell for cell in profile.status.cells or () if cell.step_model is not None]
         for profile in sorted(profiles, key=lambda p: p.metadata.name, reverse=True)
         if profile.spec.workload_class in classes and profile.status is not None
-        for cell in profile.status.cells or ()
+    ]
+
+
+def _own(lines: Iterable[MeasuredReplica]) -> Known:
+    return {(m.accelerator, m.accelerators, m.mode): (m.step_model, m.kv_tokens) for m in lines}
+
+
+def _shared(cells: Iterable[ProfileCell]) -> Known:
+    return {
+        _place(cell): (cell.step_model, cell.kv_tokens)
+        for cell in cells
         if cell.step_model is not None and cell.power_cap_percent == 100
     }
+
+
+def _slowdowns(cells: Sequence[ProfileCell]) -> dict[tuple[str, int, str], dict[float, tuple[float, float]]]:
+    """By how much steps that read prompts, and those that decode, take longer under each cap that a place has cells for. These
+    cells follow from the one without a cap (`profiles/power_curves.py`), and only their ratios count: so they hold beside a
+    speed that the service has measured itself."""
+    whole = {_place(cell): cell.step_model for cell in cells if cell.power_cap_percent == 100}
+    found: dict[tuple[str, int, str], dict[float, tuple[float, float]]] = {}
+    for cell in cells:
+        full, under = whole.get(_place(cell)), cell.step_model
+        if full is None or under is None or cell.power_cap_percent >= 100:
+            continue
+        if min(full.seconds_per_prompt_token, full.seconds_per_step) > 0:
+            reads = under.seconds_per_prompt_token / full.seconds_per_prompt_token
+            decodes = under.seconds_per_step / full.seconds_per_step
+            cap = cell.power_cap_percent / 100
+            found.setdefault(_place(cell), {})[cap] = max(reads, 1.0), max(decodes, 1.0)
+    return found
+
+
+def _place(cell: ProfileCell) -> tuple[str, int, str]:
+    return cell.accelerator, cell.accelerators, cell.mode
 
 
 def _slowest(known: Known, kind: str, accelerators: int) -> tuple[Reported, int | None] | None:

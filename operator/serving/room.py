@@ -27,17 +27,19 @@ class RoomReader:
         tenant: str,
         pools: Iterable[str],
         budgets: Iterable[BudgetLeft] = (),
+        lacking: Iterable[str] = (),
     ) -> ServiceRoom | None:
         """None: no round was planned yet. Threads may call it at the same time: at worst a room is computed twice.
 
         Args:
             budgets: what is left of those of its tenant now.
+            lacking: names of power domains on which the round left jobs waiting for watts.
         """
         if snapshot is None:
             return None
         last = self._last
         if last is None or last[0] is not snapshot:
-            last = self._last = (snapshot, ServiceRooms(snapshot), {})
+            last = self._last = (snapshot, ServiceRooms(snapshot, lacking), {})
         meta, names = service.metadata, tuple(sorted(pools))
         key = meta.uid, meta.generation, tenant, names
         found = last[2].get(key)

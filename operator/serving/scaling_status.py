@@ -9,6 +9,7 @@ from busbar.kube.types.service_status import DemandForecastStatus, PoolReplicas,
 from busbar.operator.serving.fleet_input import start_seconds
 from busbar.operator.serving.fleets import Plan
 from busbar.operator.serving.history import Counts, percentile_ms
+from busbar.operator.serving.power_caps import caps_of
 from busbar.operator.serving.replica_speed import PERCENTILE
 from busbar.operator.watch.projections import Pod, Sleep
 from busbar.operator.write.status import clip
@@ -37,6 +38,8 @@ def pool_rows(
     for name in sorted({p.pool for p in pods} | {name for name, count in target.items() if count}):
         pool, here = pools.get(name), [p for p in pods if p.pool == name]
         ready = sum(p.takes_requests for p in here)
+        cap = _cap(plan, old.get(name), name)
+        same = old[name] if name in old and old[name].power_cap_percent == cap else None
         rows.append(
             PoolReplicas(
                 pool=name,
@@ -51,10 +54,11 @@ def pool_rows(
                 start_seconds=_near(starts.get(name), old[name].start_seconds if name in old else None),
                 requests_per_second=_near(
                     plan.rates.get(name) if plan is not None else None,
-                    old[name].requests_per_second if name in old else None,
+                    same.requests_per_second if same is not None else None,
                 ),
                 mode=plan.modes.get(name) if plan is not None else None,
                 predicted=True if plan is not None and name in plan.predicted else None,
+                power_cap_percent=cap,
             )
         )
     return rows
@@ -117,6 +121,25 @@ def forecast_status(plan: Plan | None) -> DemandForecastStatus | None:
         inside=_share(ahead.inside),
         capacity=None if plan.capacity_rps is None else _digits(plan.capacity_rps),
     )
+
+
+def capped_words(service: ModelService, plan: Plan | None) -> str:
+    """Why power caps change with this plan; empty where they do not."""
+    known = {pool: round(100 * cap) for pool, cap in caps_of(service).items()}
+    if plan is None or plan.caps is None or not plan.caps_reason:
+        return ""
+    rows = (service.status.pools if service.status is not None else None) or ()
+    there = {row.pool for row in rows} | {pool for pool, count in (plan.target or {}).items() if count}
+    told = {pool: round(100 * cap) for pool, cap in plan.caps.items() if pool in there}
+    return plan.caps_reason if told != known else ""
+
+
+def _cap(plan: Plan | None, old: PoolReplicas | None, pool: str) -> int | None:
+    if plan is None:
+        return None
+    if plan.caps is None:
+        return old.power_cap_percent if old is not None else None
+    return round(100 * plan.caps[pool]) if pool in plan.caps else None
 
 
 def _cost(service: ModelService, pool: AcceleratorPool | None) -> float | None:

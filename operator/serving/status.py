@@ -13,6 +13,7 @@ from busbar.kube.types.service_status import (
     MOST_DECISIONS,
     MeasuredReplica,
     ModelServiceStatus,
+    ScalingCause,
     ScalingDecision,
     ServiceLevelStatus,
 )
@@ -31,6 +32,7 @@ from busbar.operator.serving.load_status import load_fields
 from busbar.operator.serving.replicas import kept_pods, startable
 from busbar.operator.serving.scaling_status import (
     by_pool,
+    capped_words,
     forecast_status,
     level_status,
     per_token,
@@ -113,12 +115,21 @@ def _entry(view: ServiceView, alive: list[Pod], desired: int, why: Change) -> Sc
     held = view.plan.held if view.plan is not None else None
     if old.desired_replicas is None:
         return None
-    if not is_scaling(old, desired):
+    capped = capped_words(view.service, view.plan)
+    if not is_scaling(old, desired) and capped:
+        load = view.plan.ahead.now if view.plan is not None and view.plan.ahead is not None else None
+        why = Change(ScalingCause.POWER, "", load, why.capacity_rps)
+    elif not is_scaling(old, desired):
         same = takewhile(lambda entry: entry.desired == desired, reversed(history))
         if held is None or not desired or held.cause in {entry.cause for entry in same}:
             return None
         why = held
-    said = (why.reason, woken_words(alive, old.desired_replicas, desired), surplus_words(view, desired))
+    said = (
+        why.reason,
+        capped,
+        woken_words(alive, old.desired_replicas, desired),
+        surplus_words(view, desired),
+    )
     return ScalingDecision(
         time=view.now,
         previous=old.desired_replicas,

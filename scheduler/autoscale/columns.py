@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -54,9 +54,17 @@ class Row:
     name: str
     """For people: what it is."""
     weights: Mapping[str, float]
-    """What one replica takes of it, by pool."""
+    """What one replica takes of it, by pool; those of the key of a column come before those of its pool."""
     most: float
     kind: LimitKind
+
+    def weight(self, column: Column) -> float:
+        """What one replica of this column takes of it."""
+        return self.weights.get(column.key, self.weights.get(column.pool, 0.0))
+
+    def used(self, columns: Iterable[Column], replicas: Mapping[str, int]) -> float:
+        """What these replicas, by column, take of it."""
+        return sum(self.weight(c) * replicas.get(c.key, 0) for c in columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +128,11 @@ class Mix:
     """False: a limit struck; this is the best that was found."""
 
 
+def capped_key(pool: str, cap: float) -> str:
+    """The key of the column of a pool under a power cap."""
+    return pool if cap >= 1 else f"{pool}@{100 * cap:.0f}%"
+
+
 def routing_shares(columns: Sequence[Column], mix: Mix) -> tuple[dict[str, float], ...]:
     """Per bucket, the share of each column that has replicas and serves the bucket within the SLO, also where that is 0."""
     live = [c for c in columns if mix.replicas.get(c.key, 0) > 0]
@@ -161,14 +174,11 @@ def allowed(columns: Sequence[Column], replicas: Mapping[str, int], limits: Limi
 
 def held_back_by(columns: Sequence[Column], replicas: Mapping[str, int], limits: Limits) -> list[str]:
     """The names of the rows of which not one more replica of some column has room."""
-    used = {
-        row.name: sum(row.weights.get(c.pool, 0.0) * replicas.get(c.key, 0) for c in columns)
-        for row in limits.rows
-    }
+    used = {row.name: row.used(columns, replicas) for row in limits.rows}
     names = [
         row.name
         for row in limits.rows
-        if any(used[row.name] + row.weights.get(c.pool, 0.0) > row.most + TOLERANCE for c in columns)
+        if any(used[row.name] + row.weight(c) > row.most + TOLERANCE for c in columns)
     ]
     cost = sum(c.cost_per_h * replicas.get(c.key, 0) for c in columns)
     over = (
@@ -194,7 +204,7 @@ def limit_rows(
     if limits.budget_per_h is not None:
         rows.append(([(c, c.cost_per_h) for c in columns], -math.inf, limits.budget_per_h))
     for one in limits.rows:
-        weights = [(c, one.weights[c.pool]) for c in columns if one.weights.get(c.pool)]
+        weights = [(c, weight) for c in columns if (weight := one.weight(c))]
         rows.append((weights, -math.inf, one.most))
     if limits.min_replicas > 0:
         rows.append(([(c, 1.0) for c in columns], float(limits.min_replicas), math.inf))

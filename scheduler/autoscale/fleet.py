@@ -176,6 +176,10 @@ class Fleet:
         self.forecast.settings = settings.forecast
         self._shares = self._shares or _normalised(shares)
 
+    def plan_soon(self) -> None:
+        """Plan in the next decision: what replicas sustain, or what they may draw, is different from now on."""
+        self._next_plan_s = self._futile_until_s = -math.inf
+
     def decide(self, seen: Observation) -> Decision | None:
         """What to change now, or None."""
         if seen.now_s >= self._next_bin_s:

@@ -417,6 +417,7 @@ class CandidateBuilder:
             job.modes,
             job.tenant if self._by_tenant else "",
             self._caps.allow(job),
+            job.power_cap,
         )
 
     def _build(self, job: Job) -> SharedCandidates:
@@ -519,15 +520,14 @@ def _speeds(
             for pods in pod_counts(job):
                 for nodes, estimate in _by_nodes(job, pool, mode, pods, table, largest_m.get(pool.name, 0)):
                     per_pod = per_pod_on(job, pool, estimate)
-                    found.append((pool, mode, pods, per_pod, nodes, 1.0, estimate))
                     fills = caps.fills(pool, pods, per_pod.accelerators_m)
+                    capped: list[_Found] = []
                     if not nodes and fills is not None:
-                        found += (
-                            (pool, mode, pods, per_pod, fills, cap, under)
-                            for cap, under in caps.of(
-                                job, pool, mode, pods, per_pod.accelerators_m, estimate, table
-                            )
-                        )
+                        under = caps.of(job, pool, mode, pods, per_pod.accelerators_m, estimate, table)
+                        capped = [(pool, mode, pods, per_pod, fills, cap, each) for cap, each in under]
+                    if not capped or job.power_cap == 1:
+                        found.append((pool, mode, pods, per_pod, nodes, 1.0, estimate))
+                    found += capped
     if found:
         return found, ()
     if not typed:

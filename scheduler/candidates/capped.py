@@ -1,8 +1,8 @@
 """Power-capped columns: the same place with the boards under a limit, slower, for fewer watts.
 
-A job is offered them where a power domain limits its nodes and the performance table has cells of its class for caps
-below 1 on the same accelerators. Two more conditions make sure that the cap that the plan counts with is the one that
-the boards get:
+A training job is offered them where a power domain limits its nodes and the performance table has cells of its class for
+caps below 1 on the same accelerators. A replica has one cap, which its service has chosen (`autoscale/caps.py`), and there
+only that column. Two more conditions make sure that the cap that the plan counts with is the one that the boards get:
 
 * its pods take all accelerators of nodes as large as the pool's largest: one such pod each, or several together
   (`Candidate.nodes`). So it has its nodes to itself: nobody says which boards of a node a pod holds, and a limit on all of
@@ -38,7 +38,9 @@ class PowerCaps:
         """By pool with boards that take limits: what a pod must ask for to have its node to itself."""
 
     def allow(self, job: Job) -> bool:
-        """Whether this kind of job may run under a cap at all: services are sized by what their replicas do uncapped."""
+        """Whether this job may run under a cap at all."""
+        if job.kind is JobKind.SERVING:
+            return bool(self.whole_m) and job.power_cap < 1
         return bool(self.whole_m) and job.kind is JobKind.TRAINING
 
     def fills(self, pool: Pool, pods: int, per_pod_m: int) -> int | None:
@@ -54,7 +56,8 @@ class PowerCaps:
     ) -> list[tuple[float, Estimate]]:
         """Caps for one place, the highest first, with what the job does and draws there.
 
-        A cap is left out if it saves no watts beside the next higher one that is kept.
+        A cap is left out if it saves no watts beside the next higher one that is kept. A replica has as much value under its
+        cap as without: its service has counted what it does there.
 
         Args:
             full: the same place without a cap.
@@ -63,6 +66,9 @@ class PowerCaps:
             return []
         found: list[tuple[float, Estimate]] = []
         last_w, size_m = self._draws.watts(pool.key, full), pods * per_pod_m
+        if job.kind is JobKind.SERVING:
+            watts = self._draws.watts(pool.key, full, job.power_cap)
+            return [(job.power_cap, replace(full, watts=watts))] if watts < last_w else []
         for cap in table.power_caps(job.workload_class, pool.key, mode, job.tenant):
             under = table.estimate(job.workload_class, pool.key, mode, size_m, job.tenant, cap)
             if under is None or under.speed <= 0:

@@ -4,7 +4,8 @@ The rows that the mix of a service must keep (`autoscale.columns.Row`), from the
 
 - quota: each row of the tenant's quota, less what the tenant's other work holds. What the service's replicas hold is its own.
 - power: each domain that limits and that all nodes of a pool hang on, less what everybody else on it draws. A pool whose nodes
-  hang on several domains counts only in those above all of them.
+  hang on several domains counts only in those above all of them. Where replicas of a pool can run under power caps, what
+  one of them draws under any cap is told, too.
 - budget: what is left of a budget must pay the tenant's other work and the service for `PAID_H` hours, or until the period ends
   if that is sooner. A replica that is not paid for so long is not started. Money is at the pools' prices, accelerators count
   whole, and energy is what the table has for the class of the job there, or else the nameplate.
@@ -16,12 +17,14 @@ most that the planner may admit, not a promise.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ..autoscale.columns import LimitKind, Row
+from ..candidates.capped import PowerCaps
 from ..candidates.draw import Draws
 from ..fairness.quota import limit
 from ..model.snapshot import Job, JobKind, Node, Placement, Pool, Quota, Snapshot
@@ -54,6 +57,18 @@ class BudgetLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class BoardDraw:
+    """What the boards of one replica draw."""
+
+    idle_w: float
+    most_w: float
+
+    def at(self, power_cap: float) -> int:
+        """Watts that it adds to its power domains at most, as the planner counts them (`Draws.per_pod`)."""
+        return math.ceil(max(0.0, power_cap * self.most_w - self.idle_w))
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceRoom:
     """What a service's replicas may be, its own of now included."""
 
@@ -62,12 +77,22 @@ class ServiceRoom:
     rows: tuple[Row, ...] = ()
     zones: Mapping[str, str] = field(default_factory=dict)
     """The zone of each pool whose nodes are all in one."""
+    boards: Mapping[str, BoardDraw] = field(default_factory=dict)
+    """Of one replica, in the pools where replicas can run under power caps: each has its node to itself, and all nodes take
+    limits."""
+    short: frozenset[str] = frozenset()
+    """The names of the rows of power domains on which waiting work lacks watts."""
 
 
 class ServiceRooms:
     """What one snapshot leaves to services."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, lacking: Iterable[str] = ()) -> None:
+        """
+        Args:
+            lacking: names of power domains on which waiting jobs lack watts.
+        """
+        self._lacking = frozenset(map(power_row, lacking))
         self._pools = {pool.name: pool for pool in snapshot.pools}
         self._tenants = {tenant.name: tenant for tenant in snapshot.tenants}
         self._table = TableView(snapshot.table)
@@ -77,6 +102,9 @@ class ServiceRooms:
         for node in snapshot.nodes:
             if node.pool in self._nodes:
                 self._nodes[node.pool].append(node)
+        sizes = {name: [n.capacity.accelerators_m for n in nodes] for name, nodes in self._nodes.items()}
+        largest_m = {name: max(own) for name, own in sizes.items() if own}
+        self._caps = PowerCaps(snapshot, self._draws, largest_m)
         self._held: Counter[tuple[str, str, str]] = Counter()
         """Thousandths of accelerators, by tenant, service ("" for other work) and type."""
         self._fixed: dict[str, list[tuple[str, Placement]]] = {}
@@ -113,7 +141,11 @@ class ServiceRooms:
         sizes = self._sizes(replica, pools)
         stock = {name: self._stock(name, size, replica.service) for name, size in sizes.items()}
         zones = {name: zone for name in sizes if (zone := self._zone(name))}
-        return ServiceRoom(stock, (*self._quotas(replica, sizes), *self._powers(replica, sizes)), zones)
+        boards = {
+            name: draw for name, size in sizes.items() if (draw := self._boards(name, size)) is not None
+        }
+        rows = (*self._quotas(replica, sizes), *self._powers(replica, sizes))
+        return ServiceRoom(stock, rows, zones, boards, self._lacking)
 
     def paid(self, replica: Job, pools: Iterable[str], budgets: Iterable[BudgetLeft]) -> tuple[Row, ...]:
         """A row for each limit of the tenant's budgets: what it pays per hour, less what the tenant's other work takes."""
@@ -154,6 +186,16 @@ class ServiceRooms:
         """The zone that all nodes of a pool are in; "": there is none."""
         zones = {node.topology[0] if node.topology else "" for node in self._nodes[pool]}
         return zones.pop() if len(zones) == 1 else ""
+
+    def _boards(self, name: str, size_m: int) -> BoardDraw | None:
+        """None: replicas there cannot run under power caps."""
+        pool = self._pools[name]
+        if self._caps.fills(pool, 1, size_m) is None or not all(
+            node.limits_boards for node in self._nodes[name]
+        ):
+            return None
+        idle_w, most_w = self._table.idle_watts(pool.key), self._table.nameplate_watts(pool.key)
+        return BoardDraw(size_m * idle_w / 1000, size_m * most_w / 1000) if most_w > idle_w else None
 
     def _stock(self, pool: str, size_m: int, service: str) -> int:
         cpu = self._pools[pool]
@@ -208,7 +250,12 @@ class ServiceRooms:
             domain, left = self._feeds.domains[number], self._feeds.left[NOW][number]
             left = min(left, 0) if domain.closed else left
             own = self._drawn[number, replica.service]
-            yield Row(f"the power of domain {domain.name}", weights, float(left + own), LimitKind.POWER)
+            yield Row(power_row(domain.name), weights, float(left + own), LimitKind.POWER)
+
+
+def power_row(domain: str) -> str:
+    """The name of the row of a power domain."""
+    return f"the power of domain {domain}"
 
 
 def _size_m(replica: Job, pool: Pool) -> int:

@@ -378,6 +378,8 @@ class Job:
     """Of each pod, beside what the table's cell says: copies of its state in memory."""
     most_devices: int = 0
     """So many accelerators one of its pods can use, where they are no cores; 0: any number."""
+    power_cap: float = 1.0
+    """Serving: the cap that its service has chosen for it, as in `Placement`; 1: none. Training jobs have those of the table."""
 
     @property
     def key(self) -> str:

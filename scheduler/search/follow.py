@@ -36,6 +36,7 @@ _ASKED = attrgetter(
     "required_domain",
     "more_host_memory_mib",
     "most_devices",
+    "power_cap",
 )
 """The fields of a job that its candidates, their values and their order depend on."""
 

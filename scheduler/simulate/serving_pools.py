@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..autoscale.columns import capped_key
 from ..autoscale.mix import Column
 from ..autoscale.step_model import Slo, StepModel, max_rate
 from ..errors import ServingModelError
@@ -167,10 +168,6 @@ def columns_of(
             f" the first token and {alone_s:.4f} s per token"
         )
     return columns
-
-
-def capped_key(pool: str, cap: float) -> str:
-    return pool if cap >= 1 else f"{pool}@{100 * cap:.0f}%"
 
 
 def _useful(rate: float) -> float:

@@ -12,7 +12,7 @@ from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import QUICK, Cluster
 from tests.cluster.kubelet import Script, add_node
 from tests.cluster.test_operator_budgets import script as unending
-from tests.cluster.test_operator_leases import NAMES, Rack
+from tests.cluster.test_operator_leases import Rack
 from tests.cluster.test_operator_power import KEY
 from tests.cluster.test_operator_watts import POOL
 from tests.operator.agent.lease_keys import KEY as SIGNING
@@ -29,7 +29,7 @@ async def racked(
     feed: Object,
     script: Callable[[Object], Script] = unending,
 ) -> AsyncIterator[Cluster]:
-    """Two nodes of two A100 with the label `rack: red`, guard and agents on them, the pool and the feed; no operator yet.
+    """The rack's nodes of A100 with the label `rack: red`, guard and agents on them, the pool and the feed; no operator yet.
 
     Args:
         home: the platform's namespace.
@@ -44,9 +44,9 @@ async def racked(
         rack.process("guard"),
         rack.process(),
     ):
-        for name in NAMES:
+        for name in rack.names:
             labels = {"rack": "red", "pool": "watts", SIMULATED_LABEL: ""}
-            await asyncio.to_thread(add_node, apiserver, name, labels=labels, gpus=2)
+            await asyncio.to_thread(add_node, apiserver, name, labels=labels, gpus=rack.boards)
         await asyncio.to_thread(lambda: apiserver.admin.create(POOL).expect())
         await cluster.create(feed)
         yield cluster

@@ -39,9 +39,12 @@ BUDGET_W = 1500.0
 
 @dataclass
 class Rack:
-    """Two nodes of two boards of 100 to 400 W, with hosts of 100 W, and the processes that limit them."""
+    """Nodes with boards of 100 to 400 W and hosts of 100 W, and the processes that limit them."""
 
     folder: Path
+    names: tuple[str, ...] = NAMES
+    boards: int = 2
+    """Of each node."""
     port: int = field(default_factory=free_port)
     most_w: float | None = None
     """What the boards may draw at most; None: nobody looks."""
@@ -60,7 +63,8 @@ class Rack:
     @property
     def watts(self) -> float:
         """What hosts and boards may draw."""
-        return HOSTS_W + sum(self.limits.get(uuid, 400.0) for uuid in BOARDS)
+        boards = (f"SIMULATED-{name}-{i}" for name in self.names for i in range(self.boards))
+        return 100.0 * len(self.names) + sum(self.limits.get(uuid, 400.0) for uuid in boards)
 
     @contextlib.asynccontextmanager
     async def process(self, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
@@ -70,8 +74,8 @@ class Rack:
             "BUSBAR_POWER_KEY_FILE": str(self.folder / "power-key"),
             "BUSBAR_POWER_LEASE_CERT_FILE": str(self.folder / "certificate"),
             "BUSBAR_AGENT_BACKEND": "simulated",
-            "BUSBAR_AGENT_SIMULATED_NODES": ",".join(NAMES),
-            "BUSBAR_AGENT_SIMULATED_BOARDS": "2",
+            "BUSBAR_AGENT_SIMULATED_NODES": ",".join(self.names),
+            "BUSBAR_AGENT_SIMULATED_BOARDS": str(self.boards),
             "BUSBAR_AGENT_SIMULATED_HOST_WATTS": "100",
             "BUSBAR_AGENT_SIMULATED_LIMITS_DIR": str(self.folder / "limits"),
             "BUSBAR_AGENT_SET_LIMITS": "true",

@@ -90,9 +90,11 @@ def running(count: int) -> Any:
     return lambda s: s.get("readyReplicas") == count == s.get("desiredReplicas")
 
 
-async def begun(cluster: Cluster, **spec: Any) -> Load:
+async def begun(cluster: Cluster, settings: dict[str, Any] | None = None, **spec: Any) -> Load:
     """A service with a latency target, one replica, and a measured speed."""
-    operator = await cluster.start(gateway_url="http://127.0.0.1:1", usage_period_s=0.2)
+    operator = await cluster.start(
+        **{"gateway_url": "http://127.0.0.1:1", "usage_period_s": 0.2, **(settings or {})}
+    )
     load = Load(cluster, operator)
     load.begin()
     slo = {"ttftMilliseconds": 2000, "tpotMilliseconds": 100}

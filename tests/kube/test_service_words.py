@@ -83,6 +83,9 @@ def test_pools_and_changes_tell_what_is_known_of_them() -> None:
         "1 on cpu",
         "4 on h100 (1 ready, 1 starting, 2 sleeping, 912 W together)",
     ]
+    row = (status.pools or [])[0]
+    capped = pool_words(row.model_copy(update={"power_cap_percent": 70}))
+    assert capped == "2 on l4 (3 wanted, 1 ready, 2.5 requests/s each, boards limited to 70 %, 0.7/h each)"
     assert [change_words(entry) for entry in status.scaling_history or ()] == [
         "1 → 3 for 6 requests/s",
         "3 → 2",

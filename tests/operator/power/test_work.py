@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.operator.builders import job, pod, service
+from tests.operator.builders import job, placement, pod, service
 from tests.operator.power.parts import domain, node
 
 from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob
+from busbar.operator.pods.replica_place import placement_note
 from busbar.operator.power.membership import Membership, membership
 from busbar.operator.power.work import NodeWork, WorkKind, node_work, weight_of
 from busbar.operator.watch.projections import Pod, Requests
@@ -61,6 +62,20 @@ def test_nodes_that_no_policy_limits_have_none() -> None:
     assert caps(membership([RACK], NODES), [on("a", "n1", "n2")]) == {"n1": 0.7}
     observing = domain("rack", 2000.0, None, "Observe", rack="a")
     assert caps(membership([observing], NODES), [on("a", "n0")]) == {}
+
+
+def test_the_boards_of_replicas_have_the_highest_cap_of_those_that_hold_boards_of_the_node() -> None:
+    def replica(cap: float, on: str, rank: int = 0) -> Pod:
+        note = placement_note(placement(power_cap=cap))
+        return holder("modelservice", "web", on, 1, rank=rank, placement=note)
+
+    low, high, plain = replica(0.6, "n0"), replica(0.8, "n0", 1), replica(1.0, "n0", 2)
+    trains = holder("trainingjob", "plain", "n0", 1)
+    parts = [works(*held)["n0"].board_part for held in ((low,), (low, high), (low, plain), (low, trains))]
+    assert parts == [0.6, 0.8, 1.0, 1.0]
+    forged = holder("trainingjob", "plain", "n0", 1, placement=low.placement)
+    assert works(forged)["n0"].board_part == 1.0
+    assert works(replica(0.6, "n2")) == {}, "no policy limits it"
 
 
 def test_a_priority_weighs_within_bounds() -> None:

@@ -338,6 +338,18 @@ def test_the_price_of_a_watt_hour_is_that_of_the_last_plan() -> None:
     assert rounds.watt_prices() == {"row": 0.002}
 
 
+def test_the_domains_on_which_jobs_lack_watts_are_those_of_the_last_plan() -> None:
+    rounds = _rounds()
+    assert rounds.lacking_watts() == frozenset()
+    snapshot = _cluster(_job("x", 4000))
+    made = plan(snapshot, Policy(), NOW)[0]
+    [record] = made.waiting
+    rounds._last = (snapshot, made)
+    assert rounds.lacking_watts() == frozenset(), "it lacks accelerators"
+    rounds._last = (snapshot, replace(made, waiting=(replace(record, domain="row"),)))
+    assert rounds.lacking_watts() == {"row"}
+
+
 async def test_what_the_statuses_say_is_left_out_after_a_round_without_a_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

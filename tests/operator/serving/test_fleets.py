@@ -11,7 +11,7 @@ import pytest
 from tests.operator.builders import NOW, pool, replica, service
 
 from busbar.kube.contracts.demand import ServiceDemand, SizeCount, Totals, WindowDemand
-from busbar.kube.types import AcceleratorPool, ModelService
+from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
 from busbar.kube.types.service_status import ScaledBy, ScalingCause
 from busbar.operator.serving.fleet_input import Seen
 from busbar.operator.serving.fleets import Fleets, Plan
@@ -73,6 +73,7 @@ class World:
     room: ServiceRoom | None = None
     """What quota, power and other work leave."""
     days: DayProfile = field(default_factory=DayProfile)
+    profiles: tuple[PerformanceProfile, ...] = ()
 
     @property
     def service(self) -> ModelService:
@@ -107,7 +108,7 @@ class World:
             self.service,
             pods,
             self.pools,
-            (),
+            self.profiles,
             demand,
             self.reading,
             self.counted_s,

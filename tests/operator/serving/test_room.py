@@ -33,6 +33,10 @@ def test_each_snapshot_is_read_once_and_each_service_by_its_shape_and_tenant() -
     assert other is not None
     assert other.rows == ()
     assert reader.of(replace(SNAPSHOT), of, "team", ["l4"]) is not found
+    assert found.short == frozenset()
+    lacks = reader.of(replace(SNAPSHOT), of, "team", ["l4"], lacking=["rack"])
+    assert lacks is not None
+    assert lacks.short == {"the power of domain rack"}
 
 
 def test_a_row_is_never_below_what_is_there_and_names_itself_where_it_holds_back() -> None:

@@ -127,6 +127,44 @@ def test_only_training_jobs_with_nodes_to_themselves_and_measured_caps_are_cappe
     assert caps_of(rack(one, watts=100.0)) == [1.0]
 
 
+def web(name: str, cap: float, size: int = 8, on: Placement | None = None) -> Job:
+    made = llm(name, size, on=on, kind=JobKind.SERVING, preemptible=False, power_cap=cap, service="ns-a/web")
+    return replace(made, workload_class="")
+
+
+def test_a_replica_runs_under_the_cap_that_its_service_has_chosen_and_under_no_other() -> None:
+    both = rack(web("a", 0.6), web("b", 0.6), watts=8 * 2 * 420)
+    assert caps_of(both) == [0.6]
+    result = made(both)
+    assert acted(result) == {"a": ("start", 0.6), "b": ("start", 0.6)}
+    less = made(replace(both, domains=(PowerDomain("rack", 8 * 2 * 420 - 1),)))
+    assert len(less.actions) == 1
+    [record] = less.waiting
+    assert (record.code, record.requested) == (WaitCode.POWER, 8 * 420)
+    lowered = replace(
+        both, jobs=(web("a", 0.6, on=at("H100-0000", 0.6)),), domains=(PowerDomain("rack", 9e4),)
+    )
+    assert made(lowered).actions == (), "its service raises the cap"
+    wrong = check_plan(replace(both, jobs=(web("a", 1.0), web("b", 0.6))), result)
+    assert "ns-a/a: it must not run under a power cap of 0.6" in " ".join(wrong).replace("tenant-a", "ns-a")
+
+
+def test_a_replica_that_cannot_be_limited_runs_without_a_cap() -> None:
+    assert caps_of(rack(web("half", 0.6, size=4), watts=9e4)) == [1.0], "others on its node would be limited"
+    assert caps_of(rack(web("a", 0.6), watts=9e4, limits=False)) == [1.0]
+    assert caps_of(rack(web("a", 1.0), watts=9e4)) == [1.0]
+
+
+def test_an_event_with_another_cap_of_a_replica_is_followed() -> None:
+    before = rack(web("a", 0.6, on=at("H100-0000", 0.6)), web("b", 1.0), watts=8 * 1100)
+    first, memo = plan(before, POLICY, NOW)
+    assert [record.code for record in first.waiting] == [WaitCode.POWER]
+    lower = replace(before, jobs=(before.jobs[0], web("b", 0.8)))
+    answer, _ = react(lower, first, Event.between(before, lower, NOW + 1), memo)
+    assert acted(answer) == {"b": ("start", 0.8)}
+    assert check_plan(lower, answer) == []
+
+
 @pytest.mark.parametrize(("size", "pods"), [(1, 8), (4, 2), (2, 8), (1, 16)])
 def test_a_gang_that_fills_its_nodes_is_capped_on_nodes_of_its_own(size: int, pods: int) -> None:
     gang, count = llm("gang", size, pods), size * pods // 8

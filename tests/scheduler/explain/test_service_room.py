@@ -101,6 +101,30 @@ def test_power_rows_count_what_all_nodes_of_a_pool_hang_on() -> None:
     assert rows(cluster(*held, domains=closed, nodes=hung))["the power of domain site"][1] == 60.0
 
 
+def test_what_replicas_draw_under_caps_is_told_where_each_has_a_node_to_itself_that_takes_limits() -> None:
+    domains = (PowerDomain("site", 4000.0),)
+    hung = tuple(replace(node, domain="site", limits_boards=True) for node in cluster().nodes)
+    found = room(cluster(domains=domains, nodes=hung), size=4).boards
+    assert {name: [draw.at(cap) for cap in (1.0, 0.5)] for name, draw in found.items()} == {
+        "l4": [240, 96], "h100": [2400, 1000]
+    }  # fmt: skip
+    assert room(cluster(domains=domains, nodes=hung), size=1).boards == {}, "four share a node"
+    one = (replace(hung[0], limits_boards=False), *hung[1:])
+    assert set(room(cluster(domains=domains, nodes=one), size=4).boards) == {"h100"}
+    observed = (replace(domains[0], limits=False),)
+    assert room(cluster(domains=observed, nodes=hung), size=4).boards == {}, "no domain limits"
+    capped = replica(0, "l4-0000", size=4)
+    assert capped.run is not None
+    limited = replace(capped.run, placement=replace(capped.run.placement, power_cap=0.5))
+    runs = replace(capped, run=limited, power_cap=0.5)
+    # Idle boards draw 8 x 12 + 4 x 100 W; what the service's own replica draws is its room.
+    assert rows(cluster(runs, domains=domains, nodes=hung))["the power of domain site"][1] == 4000 - 496
+
+
+def test_rows_of_domains_on_which_others_lack_watts_are_named() -> None:
+    assert ServiceRooms(cluster(), ["site"]).of(replica(99), ["l4"]).short == {"the power of domain site"}
+
+
 def test_budget_rows_pay_the_tenants_other_work_first_and_a_replica_for_an_hour() -> None:
     priced = (replace(POOLS[0], price_per_hour=0.7), replace(POOLS[1], price_per_hour=7.5))
     held = (
