@@ -101,6 +101,11 @@ class Capping:
         return replace(seen, room=replace(seen.room, rows=rows))
 
 
+def capped_sentences(caps: Caps) -> tuple[str, ...]:
+    """That the boards of pools are limited, a sentence for each."""
+    return tuple(f"{_sentence(pool, cap)}." for pool, cap in sorted(caps.items()))
+
+
 def caps_of(service: ModelService) -> dict[str, float]:
     """The caps that the status has, by pool."""
     rows = (service.status.pools if service.status is not None else None) or ()

@@ -12,10 +12,12 @@ from dataclasses import replace
 from busbar.kube.contracts.service_plan import PlannedPool, ServicePlanAnswer, ServicePlanRequest
 from busbar.kube.types import AcceleratorPool
 from busbar.kube.types.model_service import ModelServiceSpec
-from busbar.operator.serving.fleet_input import Seen, columns_of, priced
+from busbar.operator.serving.fleet_input import Seen, columns_of, priced, ways_of
+from busbar.operator.serving.power_caps import capped_sentences
 from busbar.operator.serving.replica_speed import Speeds, speeds
 from busbar.operator.serving.room import zones_missing
 from busbar.operator.serving.sizes import Sizes
+from busbar.scheduler.autoscale.caps import carrying, decided, weighed
 from busbar.scheduler.autoscale.mix import (
     Column,
     Effort,
@@ -51,12 +53,17 @@ def service_plan(seen: Seen, sizes: Sizes, trust: float, asked: ServicePlanReque
         return refused(asked, "Which target? spec.slo has not both times; give both in the question.")
     if not sizes.known:
         return refused(asked, "No request was answered lately, so the sizes of requests are not known.")
-    known = speeds(seen.service, seen.pools, seen.profiles, slo, seen.made_by)
+    limitable = seen.room.boards if seen.room is not None else ()
+    known = speeds(seen.service, seen.pools, seen.profiles, slo, seen.made_by, limitable)
     shares = sizes.shares
     load = [asked.rate * share for share in shares]
     try:
         columns = columns_of(replace(seen, pods=()), known, sizes, slo, trust=trust)
         limits = _limits(seen, columns)
+        ways = ways_of(seen, columns, known, sizes, slo, trust)
+        caps = carrying(ways, {}, load, limits, {}, EFFORT)
+        limits = replace(limits, rows=weighed(limits.rows, ways.under(caps)))
+        columns = decided(ways.under(caps))
         mix = cheapest(columns, load, limits, effort=EFFORT)
         alone = {c.key: _alone(c, load, limits) for c in columns}
     except SchedulerError as error:
@@ -79,7 +86,7 @@ def service_plan(seen: Seen, sizes: Sizes, trust: float, asked: ServicePlanReque
             for c in columns
         ),
         cost_per_hour=round(mix.cost_per_h, 6) if in_money else None,
-        notes=_notes(seen, known, mix, trust, in_money, limits),
+        notes=(*capped_sentences(caps), *_notes(seen, known, mix, trust, in_money, limits)),
     )
     return _framed(answer, slo, sizes)
 

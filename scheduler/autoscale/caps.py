@@ -153,6 +153,8 @@ def carrying(
         SolverError: as `cheapest`.
     """
     every = ways.columns
+    if all(column.power_cap == 1 for column in every):
+        return dict(caps)
     offered = cheapest(every, load, replace(limits, rows=weighed(limits.rows, every)), effort=effort)
     best, best_mix = dict(caps), _mix(ways, caps, load, limits, live, effort)
     for other in _of_pools(ways, caps, offered):

@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 from tests.operator.builders import service
 from tests.operator.serving.test_fleets import SLO, World, kind, line, one
+from tests.operator.serving.test_power_caps import DRAW, PROFILE
 
 from busbar.kube.contracts.demand import ServiceDemand, SizeCount, WindowDemand
 from busbar.kube.contracts.service_plan import ServicePlanAnswer, ServicePlanRequest
@@ -85,6 +86,23 @@ def test_quota_power_and_what_others_hold_are_in_the_plan() -> None:
     found = answer(world, rate)
     assert [(p.replicas, p.alone) for p in found.pools] == [(4, 4), (0, None)]
     assert found.notes[-2] == "spec.scaling.maxCostPerHour allows 5; this mix costs 16."
+
+
+def test_where_watts_bind_the_plan_has_replicas_under_caps_and_says_so() -> None:
+    feed = Row("the power of domain a", {"l4": 60.0}, 130.0, LimitKind.POWER)
+    world = one(profiles=(PROFILE,), room=ServiceRoom({"l4": 16}, (feed,), boards={"l4": DRAW}))
+    rate = each(world)
+    found = answer(world, 3.2 * rate)
+    assert (found.possible, [(p.pool, p.replicas, p.alone) for p in found.pools]) == (True, [("l4", 4, 4)])
+    assert found.pools[0].requests_per_second < rate
+    assert found.notes[0] == "Boards of pool l4 are limited to 60 % of their watts."
+    free = answer(world, 1.9 * rate)
+    assert ([p.replicas for p in free.pools], free.notes[0][:6]) == ([2], "Work o"), (
+        "two carry it at full power"
+    )
+    world.profiles = ()
+    without = answer(world, 3.2 * rate)
+    assert (without.possible, [p.replicas for p in without.pools]) == (False, [2])
 
 
 def test_a_type_that_reaches_the_target_never_has_no_part_and_carries_nothing_alone() -> None:
