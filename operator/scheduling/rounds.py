@@ -219,8 +219,9 @@ class Rounds:
         return {} if self._last is None else {one.domain: one.work for one in self._last[1].power_prices}
 
     def lacking_watts(self) -> frozenset[str]:
-        """The power domains on which jobs wait for watts, by the last plan."""
-        return frozenset(() if self._last is None else (w.domain for w in self._last[1].waiting if w.domain))
+        """The power domains on which jobs wait for watts that may come free, by the last plan."""
+        waiting = () if self._last is None else self._last[1].waiting
+        return frozenset(record.domain for record in waiting if record.domain and not record.never)
 
     @property
     def last(self) -> tuple[Snapshot, Plan] | None:

@@ -48,6 +48,7 @@ from busbar.scheduler import (
     Snapshot,
     SolverError,
     Tenant,
+    WaitCode,
     applied,
     plan,
     updated,
@@ -346,8 +347,12 @@ def test_the_domains_on_which_jobs_lack_watts_are_those_of_the_last_plan() -> No
     [record] = made.waiting
     rounds._last = (snapshot, made)
     assert rounds.lacking_watts() == frozenset(), "it lacks accelerators"
-    rounds._last = (snapshot, replace(made, waiting=(replace(record, domain="row"),)))
+    record = replace(record, code=WaitCode.POWER, domain="row")
+    rounds._last = (snapshot, replace(made, waiting=(record,)))
     assert rounds.lacking_watts() == {"row"}
+    never = replace(record, above_limit=True)
+    rounds._last = (snapshot, replace(made, waiting=(never,)))
+    assert rounds.lacking_watts() == frozenset(), "it could not start with all watts of the domain"
 
 
 async def test_what_the_statuses_say_is_left_out_after_a_round_without_a_plan(
