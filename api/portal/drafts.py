@@ -202,6 +202,8 @@ def _engine(fields: Fields, model: Object, rate: float) -> Object:
     }
     if processes > 1:
         engine["parallelism"] = {"processesPerPod": processes}
+    if fields.get("packing", "") == "within-documents":
+        engine["data"]["packing"] = fields["packing"]
     if fields.get("state", "exact") != "exact":
         engine["state"] = fields["state"]
     if fields.get("device_memory", "").strip():

@@ -104,6 +104,13 @@ class DataFormat(StrEnum):
     JSONL = "jsonl"
 
 
+class Packing(StrEnum):
+    """What attention sees of a sequence that has several documents, or parts of them."""
+
+    ACROSS_DOCUMENTS = "across-documents"
+    WITHIN_DOCUMENTS = "within-documents"
+
+
 class Order(StrEnum):
     """In which the gradients of a step's micro-batches are added up."""
 
@@ -229,6 +236,11 @@ class DataSource(SpecModel):
     on_bad_row: BadRow = Field(
         default=BadRow.FAIL,
         description="fail ends the run at a row that is not JSON, or lacks its fields; skip leaves it out and counts it.",
+    )
+    packing: Packing = Field(
+        default=Packing.ACROSS_DOCUMENTS,
+        description="Documents are laid end to end and cut into sequences: across-documents lets a token see all before it in its "
+        "sequence; within-documents lets it see its own document alone, and positions begin anew at each.",
     )
     holdout_fraction: Annotated[float, Field(ge=0, le=0.5)] = Field(
         default=0.05,

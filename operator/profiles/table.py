@@ -166,6 +166,7 @@ def workload(job: TrainingJob) -> Workload:
         loss=engine.loss.value,
         mlp=engine.mlp.value,
         gradient_sums=engine.gradient_sums.value,
+        packing=engine.data.packing.value,
         sequence_parallel=engine.processes_per_sequence,
         optimizer=engine.optimizer.name.value,
         state=engine.state.value,

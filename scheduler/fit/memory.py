@@ -16,6 +16,8 @@ With P parameters of w bytes (4 in float32, 2 in bfloat16), of which T are train
                  Swapped: the inputs of two blocks, or beside the logits of one; the others are on the host.
                  MLPs in tiles: 10 hidden elements are kept in a block, in bfloat16 12; and once 2 more, with 5
                  intermediate elements of the tokens of one tile, or in bfloat16 10 more if these are more.
+                 Documents that are kept apart have a mask of length x length elements for each sequence, which all blocks
+                 share, and heads of keys and values that are repeated for those of queries.
                  A tied table's gradient has two parts: the output's waits for the input's, in all 3 copies.
                  All this is within 5 % of what fake tensors say of Llama models of 2 to 24 blocks, within 16 %
                  where their inner layers are narrow, and within 27 % of GPT-2's. With frozen parts they are those
@@ -172,24 +174,36 @@ def activations(model: ModelShape, batch: BatchShape) -> int:
     logits = 4 * logit_rows(batch) * model.vocabulary
     element = tokens * batch.weight_bytes
     (block, inside), one = block_activations(model, batch), element * model.hidden
+    mask, making = mask_bytes(batch)
     table = batch.weight_bytes * model.vocabulary * model.hidden if model.tied else 0
     if batch.activations not in AGAIN:
         at_end = inside - block + 3 * one if tiles_mlps(batch) else 0
-        return max(model.layers * block + at_end + 3 * logits, 3 * table)
+        return max(mask + max(model.layers * block + at_end + 3 * logits, 3 * table), making + one)
     at_block, at_loss = (
         (min(2, model.layers), 1) if batch.activations == SWAP else (model.layers, model.layers)
     )
-    return max(at_block * one + inside + table, (at_loss + 4) * one + 3 * logits, 3 * table)
+    needed = max(at_block * one + inside + table, (at_loss + 4) * one + 3 * logits, 3 * table)
+    return max(mask + needed, making + one)
+
+
+def mask_bytes(batch: BatchShape) -> tuple[int, int]:
+    """Of a micro-batch whose documents are kept apart: while it is used, and while it is made of a boolean one."""
+    if batch.packing == "across-documents":
+        return 0, 0
+    elements = batch.micro_batch * batch.sequence_length**2
+    return elements * batch.weight_bytes, elements * (batch.weight_bytes + 1)
 
 
 def block_activations(model: ModelShape, batch: BatchShape) -> tuple[int, int]:
     """Of the inside of one block what is kept until backward, and what is there at its worst moment."""
     element, exact = batch.micro_batch_tokens * batch.weight_bytes, batch.dtype == "float32"
+    repeated = 2 * (model.heads - model.kv_heads) * model.head_dim if mask_bytes(batch)[0] else 0
     if not tiles_mlps(batch):
-        kept = element * ((14 if exact else 16) * model.hidden + 3 * model.active_intermediate)
+        kept = element * ((14 if exact else 16) * model.hidden + 3 * model.active_intermediate + repeated)
         return kept, kept + element * (2 * model.hidden + model.active_intermediate)
     one, rows = element * model.hidden, mlp_tile_rows(batch.micro_batch_tokens)
-    kept, tile = (10 if exact else 12) * one, rows * batch.weight_bytes * (5 * model.active_intermediate)
+    kept = (10 if exact else 12) * one + element * repeated
+    tile = rows * batch.weight_bytes * (5 * model.active_intermediate)
     return kept, kept + max(2 * one + tile, 0 if exact else 10 * one)
 
 
@@ -213,7 +227,9 @@ def forward_activations(model: ModelShape, batch: BatchShape) -> int:
     element, rows = tokens * batch.weight_bytes, mlp_tile_rows(tokens) if batch.mlp == TILED else tokens
     inside = max(3 * model.active_intermediate * rows // tokens + 4 * model.hidden, 8 * model.hidden)
     losses = (8 if batch.dtype == "float32" else 10) * logit_rows(batch) * model.vocabulary
-    return max(element * inside, losses + element * model.hidden)
+    mask, making = mask_bytes(batch)
+    one = element * model.hidden
+    return max(mask + element * inside, losses + one, making + one)
 
 
 def decided(

@@ -137,6 +137,8 @@ class BatchShape:
     """Accelerators that share each sequence."""
     gradient_sums: str = "weights"
     """Type of gradients: "weights", as those, or "float32"."""
+    packing: str = "across-documents"
+    """What attention sees of a sequence of several documents: "across-documents", or "within-documents", which needs a mask."""
 
     @property
     def weight_bytes(self) -> int:

@@ -117,6 +117,7 @@ def engine_job_from_weights() -> JSON:
         "fields": {"text": "body", "prompt": "question", "completion": "answer", "messages": "turns"},
         "chatTemplate": "{% for m in messages %}{{ m.content }}{% endfor %}",
         "onBadRow": "skip",
+        "packing": "within-documents",
     }
     spec["engine"]["lengthWarmup"] = {"start": 8, "steps": 1}
     spec["checkpoint"] = {"everySeconds": 60, "memory": {"everySteps": 10, "parity": 0}}

@@ -49,6 +49,7 @@ def train_plainly(
     frozen: Callable[[str], bool] = lambda name: False,
     wide: bool = False,
     scales: Callable[[int], Sequence[float]] | None = None,
+    positions: Sequence[torch.Tensor] | None = None,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and final weights of `torch.optim.AdamW` (on fp32 master copies when `dtype` is narrower).
 
@@ -57,7 +58,8 @@ def train_plainly(
     micro-batches are cut into as many runs, whose gradients are added up as a balanced binary tree, and the norm is that
     of the norms of runs of 1024 elements. `begin` is called before each micro-batch, and `updated` after each update. Parameters
     whose name is `frozen` are not trained. With `wide` the gradients of micro-batches are added up in float32. `scales` tells
-    for each block of the model how many times it counts in a step, 0 being that it is left out.
+    for each block of the model how many times it counts in a step, 0 being that it is left out. With `positions` transformers
+    keeps the documents of a sequence apart, each of which begins at position 0.
     """
     given = {"vocab_size": vocab_size, "bos_token_id": 0, "eos_token_id": 0, **config}
     torch.manual_seed(seed)
@@ -68,7 +70,19 @@ def train_plainly(
     if scales is not None:
         begin = _begin_with(_scaled_blocks(model), scales, begin)
     return train_model_plainly(
-        model, batches, micro_batch, settings, fused, dtype, spoil, labels, leaves, begin, updated, wide
+        model,
+        batches,
+        micro_batch,
+        settings,
+        fused,
+        dtype,
+        spoil,
+        labels,
+        leaves,
+        begin,
+        updated,
+        wide,
+        positions,
     )
 
 
@@ -113,6 +127,7 @@ def train_model_plainly(
     begin: Callable[[int, int], None] = lambda step, index: None,
     updated: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None,
     wide: bool = False,
+    positions: Sequence[torch.Tensor] | None = None,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The same for a model that exists; parameters without `requires_grad` are not trained."""
     model.train()
@@ -151,7 +166,13 @@ def train_model_plainly(
             begin(step, index)
             if count == 0:
                 continue
-            loss = model(input_ids=part, labels=own).loss
+            given: dict[str, Any] = {"input_ids": part, "labels": own}
+            if positions is not None:
+                given |= {
+                    "position_ids": torch.split(positions[step], micro_batch)[index],
+                    "use_cache": False,
+                }
+            loss = model(**given).loss
             loss = loss / len(parts) if labels is None else loss * (count / sum(counts))
             if loss.requires_grad:
                 loss.backward()

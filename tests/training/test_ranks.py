@@ -24,7 +24,7 @@ from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.meeting import StoreMeeting
 from busbar.workloads.training.model import measure_demand, open_model
-from busbar.workloads.training.packing import NOT_LEARNED, Packed
+from busbar.workloads.training.packing import BEGINS, NOT_LEARNED, Packed
 from busbar.workloads.training.plan import MemoryLimits, lay_out
 from busbar.workloads.training.prediction import most_micro_batches
 from busbar.workloads.training.ranks import Alone, Gang, Ranks
@@ -41,6 +41,7 @@ def case(**changes: Any) -> dict[str, Any]:
     return engine(steps=STEPS, **{"batch": EIGHT, "parallelism": FIXED, **changes})
 
 
+APART = {"uri": "pvc://text", "sequenceLength": SEQUENCE, "packing": "within-documents"}
 LEFT_OUT: dict[str, Any] = {  # with this seed other ones in each step but the first, and all in one
     "model": {"config": {**LLAMA, "num_hidden_layers": 3}},
     "layerDrop": {"keep": 0.2, "rate": 1.0},
@@ -135,6 +136,9 @@ DIVIDED: dict[str, dict[str, Any]] = {  # what the ranks divide beside the optim
         activations="swap",
         parallelism={**FIXED, "sharding": "parameters"},
     ),
+    "parameters, documents kept apart, recomputed, rows with nothing to learn": case(
+        seed=11, activations="recompute", data=APART, parallelism={**FIXED, "sharding": "parameters"}
+    ),
     "parameters, frozen first block and table": case(
         freeze=["lm_head.*", "model.layers.0.*"], parallelism={**FIXED, "sharding": "parameters"}
     ),
@@ -162,6 +166,7 @@ def packed(document: dict[str, Any], *, masked: bool = False) -> Packed:
         tokens[: tokens.size // 2] |= NOT_LEARNED
         tokens[::97] &= ~NOT_LEARNED
         tokens[: 3 * SEQUENCE] |= NOT_LEARNED  # whole micro-batches without a token to learn
+    tokens[::11] |= BEGINS
     return Packed.cut(tokens, SEQUENCE, 0, count)
 
 
@@ -286,6 +291,9 @@ def plainly(name: str, document: dict[str, Any]) -> tuple[list[float], dict[str,
         wide=document.get("gradientSums") == "float32",
         scales=scales_of(document),
         spoil=spoil if "not finite" in name else lambda step, model: None,
+        positions=[torch.from_numpy(data.positions(step, batch["sequences"])) for step in range(STEPS)]
+        if "apart" in name
+        else None,
     )
 
 

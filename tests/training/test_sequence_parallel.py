@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from tests.training.gang import run_gang
 from tests.training.small import GPT2, LLAMA, SEQUENCE, VOCABULARY, engine
 from tests.training.test_bit_equality import CPU, STEPS
-from tests.training.test_ranks import base, make_trainer, packed
+from tests.training.test_ranks import APART, base, make_trainer, packed
 from transformers import AutoConfig
 
 from busbar.scheduler.fit import BatchShape, ModelShape
@@ -69,6 +69,9 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "learned positions, recomputed": job(model={"config": NO_DROPOUT}, activations="recompute"),
     "rows with nothing to learn": job(sharding="gradients"),
+    "divided weights, documents kept apart, recomputed": job(
+        sharding="parameters", data=APART, activations="recompute"
+    ),
     "larger micro-batches": job(batch={"sequences": 4, "microBatch": 2}),
 }
 BFLOAT16 = job(dtype="bfloat16")

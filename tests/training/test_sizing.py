@@ -60,6 +60,7 @@ def test_what_changes_roundings_is_a_part_of_a_runs_identity_where_it_is_asked_f
         ("activations", "recompute"),
         ("dtype", "bfloat16"),
         ("freeze", ["lm_head.*"]),
+        ("data", {**engine()["data"], "packing": "within-documents"}),
     ],
 )
 def test_a_class_knows_what_decides_the_speed(field: str, value: object) -> None:

@@ -18,7 +18,7 @@ from busbar.workloads.training.corpus import PIECE_BYTES, Document, open_corpus
 from busbar.workloads.training.encoding import Encoded
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import parse_engine
-from busbar.workloads.training.packing import Packed, document_order, pack
+from busbar.workloads.training.packing import BEGINS, TOKEN, Packed, document_order, pack
 from busbar.workloads.training.paths import claim_root
 from busbar.workloads.training.preparation import prepare
 from busbar.workloads.training.rows import Row, RowReader
@@ -147,7 +147,8 @@ def test_packing_stops_when_it_has_enough(text_folder: Path) -> None:
 
     stream = np.concatenate([tokens for tokens, _ in pack(documents, encode, 0, 120, 10)])
     assert len(read) == 3
-    assert stream.tolist() == ([0] + [1] * 50) * 2 + [0] + [1] * 17
+    assert (stream & TOKEN).tolist() == ([0] + [1] * 50) * 2 + [0] + [1] * 17
+    assert np.flatnonzero(stream & BEGINS).tolist() == [0, 51, 102]
 
 
 def test_a_pass_shows_every_sequence_once_and_the_next_pass_in_another_order() -> None:
@@ -269,7 +270,8 @@ def test_each_line_of_a_jsonl_file_is_a_document(tmp_path: Path) -> None:
     assert whole(document) == ["the first", "the\nsecond"]
     parts = pack([document], lambda row: Encoded([len(row.text)]), 0, 100, 8)
     stream = np.concatenate([tokens for tokens, _ in parts])
-    assert stream.tolist() == [0, 9, 0, 10]
+    assert (stream & TOKEN).tolist() == [0, 9, 0, 10]
+    assert ((stream & BEGINS) != 0).tolist() == [True, False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,9 +102,12 @@ def peak_activation_bytes(
     evaluate: Callable[[torch.nn.Module, torch.Tensor], object] | None = None,
     *,
     backward: bool = True,
+    documents: bool = False,
 ) -> tuple[torch.nn.Module, Peaks]:
-    """The fake model (for its shapes), and the peaks of one micro-batch; without `backward`, of its forward pass alone."""
-    with FakeTensorMode(allow_non_fake_inputs=True), whole_sequences(), device:
+    """The fake model (for its shapes), and the peaks of one micro-batch; without `backward`, of its forward pass alone, and
+    with `documents` of sequences of several, which are kept apart."""
+    sequences = nullcontext if documents else whole_sequences
+    with FakeTensorMode(allow_non_fake_inputs=True), sequences(), device:
         model = build()
         model.train()
         for parameter in model.parameters():
@@ -112,12 +115,16 @@ def peak_activation_bytes(
                 parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
         tokens = torch.zeros((micro_batch, sequence), dtype=torch.long, device=device)
         versions = buffer_versions(model)
-        kept = _peak_of_training(model, tokens) if backward else _peak_of_losses(model, tokens)
+        places = torch.zeros_like(tokens) if documents else None
+        kept = (
+            _peak_of_training(model, tokens, places) if backward else _peak_of_losses(model, tokens, places)
+        )
         changed = versions != buffer_versions(model)
         evaluation = 0
         if evaluate is not None:
             model.eval()
-            with torch.no_grad(), LiveBytes([*known_tensors(model), tokens]) as count_evaluation:
+            counting = LiveBytes([*known_tensors(model), tokens])
+            with torch.no_grad(), whole_sequences(), counting as count_evaluation:
                 evaluate(model, tokens)
             evaluation = count_evaluation.peak
             model.train()
@@ -130,9 +137,9 @@ def peak_activation_bytes(
         swap = at_once(len(blocks(model)) - 1)
         try:
             with _recomputing(model):
-                recomputed = _peak_of_training(model, tokens)
+                recomputed = _peak_of_training(model, tokens, places)
             with _recomputing(model, swap):
-                swapped = _peak_of_training(model, tokens, swap.room)
+                swapped = _peak_of_training(model, tokens, places, swap.room)
         except Exception as problem:  # the model's own code, which may not bear a second forward pass
             return model, Peaks(kept, None, evaluation, f"{type(problem).__name__}: {problem!s:.200}")
     return model, Peaks(kept, recomputed, evaluation, "", swapped, swap.used)
@@ -149,20 +156,23 @@ def _recomputing(model: torch.nn.Module, swap: InputSwap | None = None) -> Itera
             setattr(block, "forward", forward)  # noqa: B010
 
 
-def _peak_of_losses(model: torch.nn.Module, tokens: torch.Tensor) -> int:
+def _peak_of_losses(model: torch.nn.Module, tokens: torch.Tensor, places: torch.Tensor | None) -> int:
     model.eval()
     with torch.no_grad(), LiveBytes([*known_tensors(model), tokens]) as count:
-        loss_of(model, tokens.clone(), tokens.clone()) * 1.0
+        loss_of(model, tokens.clone(), tokens.clone(), None if places is None else places.clone()) * 1.0
     model.train()
     peak: int = count.peak
     return peak
 
 
-def _peak_of_training(model: torch.nn.Module, tokens: torch.Tensor, *others: torch.Tensor) -> int:
+def _peak_of_training(
+    model: torch.nn.Module, tokens: torch.Tensor, places: torch.Tensor | None, *others: torch.Tensor
+) -> int:
     with LiveBytes([*known_tensors(model), tokens, *others]) as count:
         there, wanted = tokens.clone(), tokens.clone()  # as they are brought to a GPU
+        own = None if places is None else places.clone()
         with dividing(model):
-            loss = loss_of(model, there, wanted) * 1.0
+            loss = loss_of(model, there, wanted, own) * 1.0
             loss.backward()  # type: ignore[no-untyped-call]
         del loss
     peak: int = count.peak

@@ -25,6 +25,7 @@ from busbar.kube.types.training_engine import DataSource as DataFields
 from busbar.kube.types.training_job import TrainingJob
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.settings import (
+    ACROSS,
     EXACT,
     WEIGHTS,
     WHOLE,
@@ -48,6 +49,7 @@ DEFAULT_ORDER, DEFAULT_SHARDING = Order.FAST.value, Sharding.OPTIMIZER.value
 DEFAULTS = (
     ("parallelism.order", DEFAULT_ORDER),
     ("parallelism.sequence", 1),
+    ("data.packing", ACROSS),
     ("loss", WHOLE),
     ("mlp", WHOLE),
     ("gradientSums", WEIGHTS),
@@ -206,6 +208,7 @@ def _data(data: DataFields) -> DataSource:
         fields=Fields() if data.fields is None else _names(data.fields),
         skips_bad_rows=data.on_bad_row is BadRow.SKIP,
         chat_template=data.chat_template,
+        packing=data.packing.value,
     )
 
 

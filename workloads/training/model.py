@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from busbar.workloads.training import adapter as adapters
-from busbar.workloads.training import sequence_parallel, tiled_mlp
+from busbar.workloads.training import documents, sequence_parallel, tiled_mlp
 from busbar.workloads.training.activations import peak_activation_bytes
 from busbar.workloads.training.block_slots import frozen_in_blocks, shares_blocks
 from busbar.workloads.training.division import FIXED, divide
@@ -48,6 +48,7 @@ class ModelRecipe:
     sequence: int = 1  # ranks that share each sequence
     wide_gradients: bool = False  # in float32, whatever the type of the weights
     layer_drop: LayerDrop | None = None  # which the trainer attaches to what `build` makes
+    documents: bool = False  # of a sequence are kept apart
 
     @property
     def gradient_dtype(self) -> torch.dtype:
@@ -75,6 +76,8 @@ class ModelRecipe:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.grad_dtype = self.gradient_dtype
+        if self.documents:
+            documents.attach(model)
         if self.tiled_mlps:
             tiled_mlp.tile(model)
         return tile(model) if self.tiled else model
@@ -186,6 +189,8 @@ def open_model(spec: EngineSpec, folder: Path | None, vocab_size: int, end_of_te
         raise InvalidJob(where, f"vocab_size {size} is less than the tokenizer's {vocab_size}", "raise it")
     if spec.sequence > 1:
         sequence_parallel.refuse(config, spec.data.sequence_length, spec.sequence)
+    if spec.data.keeps_documents_apart:
+        documents.refuse(config)
     return ModelRecipe(
         config,
         folder,
@@ -198,6 +203,7 @@ def open_model(spec: EngineSpec, folder: Path | None, vocab_size: int, end_of_te
         spec.sequence,
         spec.gradient_sums == FLOAT32,
         spec.layer_drop,
+        spec.data.keeps_documents_apart,
     )
 
 
@@ -269,6 +275,7 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device, 
             device,
             None if spec.evaluation is None else token_losses,
             backward=spec.optimizer.name != ZEROTH_ORDER,
+            documents=recipe.documents,
         )
     except InvalidJob:
         raise

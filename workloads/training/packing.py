@@ -27,7 +27,8 @@ from busbar.workloads.training.rows import Piece
 
 Tokens = npt.NDArray[np.uint32]
 NOT_LEARNED = np.uint32(1 << 31)  # a token that is read and has no loss
-TOKEN = np.uint32(~NOT_LEARNED)
+BEGINS = np.uint32(1 << 30)  # the first token of a document, which is the separator
+TOKEN = np.uint32(BEGINS - 1)
 IGNORED = -100  # the label that torch's cross-entropy leaves out
 PART_TOKENS = 2**14  # that are cut at once
 WINDOW_TOKENS = 2**18
@@ -65,7 +66,7 @@ def pack(
     """Tokens of as many documents as `tokens_wanted` asks for, in the given order, piece by piece, and where the stream stands
     behind them; None inside of a row.
 
-    Tokens that are not learned carry the bit NOT_LEARNED. Sequences without any that is learned are left out.
+    Tokens that are not learned carry the bit NOT_LEARNED, and the separators BEGINS. Sequences without any that is learned are left out.
     """
     kept = start.kept
     waiting: list[Tokens] = [np.asarray(start.rest, dtype=np.uint32)]
@@ -103,7 +104,7 @@ def _marked(
 
 def _ids(encode: Encode, piece: Piece, separator: np.uint32 | int) -> Tokens:
     found = encode(piece.row)
-    first = [separator] if piece.begins else []
+    first = [separator | BEGINS] if piece.begins else []
     ids = np.asarray([*first, *found.ids], dtype=np.uint32)
     if found.learned is not None:
         ids[len(first) :][~np.asarray(found.learned, dtype=np.bool_)] |= NOT_LEARNED
@@ -141,7 +142,7 @@ def tokens_for(steps: int, batch: int, sequence_length: int) -> int:
 
 @dataclass(frozen=True)
 class Packed:
-    """The training stream cut into sequences, shape [count, sequence_length], with the bit NOT_LEARNED."""
+    """The training stream cut into sequences, shape [count, sequence_length], with the bits NOT_LEARNED and BEGINS."""
 
     there: Callable[[int], Tokens]
     """The sequences that are there: so many of them at least, or all that there will ever be."""
@@ -195,12 +196,19 @@ class Packed:
         hidden = (rows & NOT_LEARNED) != 0
         return np.where(hidden, IGNORED, (rows & TOKEN).astype(np.int64)) if hidden.any() else None
 
+    def positions(self, step: int, batch: int) -> npt.NDArray[np.int64]:
+        """The place of each token in its document, shape [batch, sequence_length]; a document that goes on from another
+        sequence begins anew."""
+        begins = (self._rows(step, batch) & BEGINS) != 0
+        places = np.arange(begins.shape[1], dtype=np.int64)
+        return places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+
     def _rows(self, step: int, batch: int) -> Tokens:
         chosen = self.indices(step, batch)
         return self.there(0)[chosen]
 
     def seen_runs(self, steps: int, batch: int) -> list[Tokens]:
-        """The tokens that steps 0..steps-1 trained on, as runs of consecutive text (with the bit NOT_LEARNED)."""
+        """The tokens that steps 0..steps-1 trained on, as runs of consecutive text (with their bits)."""
         seen = np.zeros(len(self.sequences) + 2, dtype=np.int8)
         for step in range(steps):
             seen[[row + 1 for row in self.indices(step, batch)]] = 1

@@ -240,10 +240,10 @@ def _needed(
 
 def _choices(spec: EngineSpec, shape: ModelShape, batch: BatchShape, demand: Demand) -> dict[str, Any]:
     """What the job says of activations, logits and state, and the bytes of each thing that it could say."""
-    from busbar.scheduler.fit.memory import block_activations
+    from busbar.scheduler.fit.memory import block_activations, mask_bytes
     from busbar.scheduler.fit.speed import compute_ratio
     from busbar.workloads.training.plan import KEEP, MOMENT_BYTES, RECOMPUTE
-    from busbar.workloads.training.settings import TILED, WHOLE
+    from busbar.workloads.training.settings import TILED, WHOLE, WITHIN
 
     return {
         "activations": {
@@ -267,6 +267,10 @@ def _choices(spec: EngineSpec, shape: ModelShape, batch: BatchShape, demand: Dem
             "wholeBytes": block_activations(shape, replace(batch, mlp=WHOLE))[1],
             "tiledBytes": block_activations(shape, replace(batch, mlp=TILED))[1],
             "computeRatio": compute_ratio(shape, replace(batch, mlp=WHOLE), replace(batch, mlp=TILED)),
+        },
+        "packing": {
+            "asked": spec.data.packing,
+            "maskBytes": mask_bytes(replace(batch, packing=WITHIN))[0],
         },
         "state": {
             "asked": spec.state,

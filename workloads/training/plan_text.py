@@ -9,6 +9,7 @@ from typing import Any
 def as_text(answer: Mapping[str, Any]) -> str:
     """The answer as lines that a person reads."""
     from busbar.workloads.training import longest
+    from busbar.workloads.training.settings import WITHIN
     from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD
 
     rows = [
@@ -24,6 +25,11 @@ def as_text(answer: Mapping[str, Any]) -> str:
         rows.append(_logits(answer["logits"]))
     if answer["mlp"]["tiledBytes"] < answer["mlp"]["wholeBytes"]:
         rows.append(_mlp(answer["mlp"]))
+    if answer["packing"]["asked"] == WITHIN:
+        rows.append(
+            f"Documents are kept apart by a mask, which takes {_size(answer['packing']['maskBytes'])} of them, the same for all "
+            "blocks: it grows with the square of data.sequenceLength."
+        )
     if len(set(answer["state"]["bytes"].values())) > 1:
         rows.append(_state(answer["state"]))
     if answer["hidingTokens"] and answer["modes"][PARAMETER_OFFLOAD]["fits"]:

@@ -154,7 +154,7 @@ def _key(spec: EngineSpec, corpus: Corpus, saved_tokenizer: Path | None, wanted:
     saved = None
     if saved_tokenizer is not None:
         saved = hashlib.sha256((saved_tokenizer / "tokenizer.json").read_bytes()).hexdigest()
-    parts = [3, corpus.digest, spec.tokenizer.vocab_size, saved, spec.seed, wanted]
+    parts = [4, corpus.digest, spec.tokenizer.vocab_size, saved, spec.seed, wanted]
     if corpus.has_rows:
         data = spec.data
         template = ChatTemplate(saved_tokenizer, data.chat_template).digest

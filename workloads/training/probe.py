@@ -27,6 +27,7 @@ import torch
 from busbar.scheduler.fit.exchange import Link, Links
 from busbar.workloads.machine.direct_file import DirectFile
 from busbar.workloads.machine.streams import Streams, open_streams
+from busbar.workloads.training.documents import two_documents
 from busbar.workloads.training.groups import release_free_memory
 from busbar.workloads.training.layouts import first_that_fits
 from busbar.workloads.training.model import ModelRecipe
@@ -34,7 +35,7 @@ from busbar.workloads.training.plan import MIN_BLOCKS, Demand, MemoryPlan
 from busbar.workloads.training.prediction import PassTimes, Probe
 from busbar.workloads.training.settings import BLOCKING, EngineSpec
 from busbar.workloads.training.state_file import WRITERS
-from busbar.workloads.training.trainer import Trainer
+from busbar.workloads.training.trainer import MicroBatch, Trainer
 from busbar.workloads.training.zeroth_order import Perturbation, ZerothOrder
 
 ENOUGH_S = 0.7  # of repetitions of one measurement
@@ -124,6 +125,7 @@ def key_of(
         spec.dtype,
         spec.batch.micro_batch,
         spec.data.sequence_length,
+        spec.data.packing,
         plan.activations,
         plan.mode,
         plan.chunk_parameters,
@@ -192,15 +194,19 @@ def _pass_times(trainer: Trainer, device: torch.device) -> PassTimes:
     generator = torch.Generator().manual_seed(0)
     config: Any = trainer.model.config
     tokens = torch.randint(0, config.vocab_size, (batch, length), generator=generator)
+    places = None
+    if trainer.spec.data.keeps_documents_apart:
+        places = two_documents(length, tokens.device).expand(batch, -1)
+    part = MicroBatch(tokens, tokens, lambda mean: mean, places)
     found: list[tuple[float, float, float]] = []
     began = 0.0
     while len(found) < 2 or (len(found) <= MOST_TIMES and time.monotonic() - began < ENOUGH_S):
         times = [_now(device)]
         if trainer.perturbation is not None:
-            _two_points(trainer, trainer.perturbation, tokens)
+            _two_points(trainer, trainer.perturbation, part)
             times += [_now(device)] * 2
         else:
-            loss = trainer.loss(tokens, tokens, lambda mean: mean)
+            loss = trainer.loss(part)
             times.append(_now(device))
             loss.backward()  # type: ignore[no-untyped-call]
             del loss
@@ -214,7 +220,7 @@ def _pass_times(trainer: Trainer, device: torch.device) -> PassTimes:
     return PassTimes(forward, backward, update, sum(flat.length for flat in trainer.groups))
 
 
-def _two_points(trainer: Trainer, perturbation: Perturbation, tokens: torch.Tensor) -> None:
+def _two_points(trainer: Trainer, perturbation: Perturbation, part: MicroBatch) -> None:
     """The passes of a micro-batch where there is no backward pass."""
     assert isinstance(trainer.optimizer, ZerothOrder)
     direction, distance = trainer.optimizer.direction(0), trainer.spec.optimizer.perturbation
@@ -222,7 +228,7 @@ def _two_points(trainer: Trainer, perturbation: Perturbation, tokens: torch.Tens
     trainer.model.eval()
     for signed in (distance, -distance):
         with torch.no_grad(), perturbation.along(direction, signed):
-            found.append(trainer.loss(tokens, tokens, lambda mean: mean))
+            found.append(trainer.loss(part))
     trainer.optimizer.compare(0, *found)
 
 

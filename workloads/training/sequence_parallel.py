@@ -13,7 +13,8 @@ together. Backward exchanges gradients the other way round. Source: "DeepSpeed U
 A rank's loss is that of its tokens over the number of all that are learned, so gradients and losses of the ranks are added
 up like those of other micro-batches. They are those of one rank up to rounding.
 
-Attention is replaced by transformers' interface for it. What mixes tokens otherwise is refused (`refuse`, `check`).
+Attention is replaced by transformers' interface for it; where documents are kept apart (see `documents`), it has the mask of
+whole sequences, as each rank has all tokens of its heads. What mixes tokens otherwise is refused (`refuse`, `check`).
 Outside `dividing`, in evaluation and export, a model with parts computes whole sequences by itself.
 """
 
@@ -28,6 +29,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from busbar.workloads.training.division import SEQUENCE_FIELD, divide_sequence
+from busbar.workloads.training.documents import mask_of, two_documents
 from busbar.workloads.training.errors import InvalidJob
 
 _REMEDY = "leave it out"
@@ -68,6 +70,8 @@ class SequencePart:
         self.replaced: list[tuple[Any, Any]] = []  # configs, and the attention that they named
         self.sent_bytes = 0  # handed over for other ranks, by this one
         self.largest_bytes = 0  # of what was exchanged at once
+        self.positions: torch.Tensor | None = None  # of a micro-batch with documents, [rows, length]
+        self._mask: torch.Tensor | None = None  # of these
         self._room: torch.Tensor | None = None  # None: of its own each time
 
     def take(self, room: torch.Tensor) -> None:
@@ -79,10 +83,24 @@ class SequencePart:
         each = tokens.shape[1] // self.group.size
         return tokens[:, self.group.rank * each :][:, :each]
 
-    def inputs(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the model is given of [rows, length]."""
-        places = torch.arange(tokens.shape[1], device=tokens.device)[None]
+    def inputs(self, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """What the model is given of [rows, length]; with `positions`, of documents that are kept apart."""
+        self.positions, self._mask = positions, None
+        places = positions
+        if places is None:
+            places = torch.arange(tokens.shape[1], device=tokens.device)[None]
         return {"input_ids": self.own(tokens), "position_ids": self.own(places)}
+
+    def mask(self, dtype: torch.dtype) -> torch.Tensor | None:
+        """Of whole sequences, which all blocks share; None: attention is causal and nothing more."""
+        if self.positions is not None and self._mask is None:
+            self._mask = mask_of(self.positions, dtype)
+            self.positions = self.positions if self._mask is not None else None
+        return self._mask
+
+    def forget(self) -> None:
+        """The micro-batch is over."""
+        self.positions = self._mask = None
 
     def exchange(self, given: torch.Tensor, split: int, join: int) -> torch.Tensor:
         """Cut `given` along one dimension into a part for each rank, and join what they send along another."""
@@ -136,7 +154,7 @@ def _attention(
         found: tuple[torch.Tensor, None] = compute(module, query, key, value, attention_mask, **rest)
         return found
     query, key, value = (part.exchange(each, 1, 2) for each in (query, key, value))
-    result, _ = compute(module, query, key, value, None, **rest)
+    result, _ = compute(module, query, key, value, part.mask(query.dtype), **rest)
     return part.exchange(result, 1, 2), None
 
 
@@ -183,6 +201,7 @@ def dividing(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         part.active = False
+        part.forget()
 
 
 def refuse(config: Any, length: int, size: int) -> None:
@@ -200,10 +219,11 @@ def refuse(config: Any, length: int, size: int) -> None:
         )
 
 
-def check(model: nn.Module, vocabulary: int, length: int, agree: Any) -> None:
+def check(model: nn.Module, vocabulary: int, length: int, agree: Any, *, documents: bool = False) -> None:
     """Refuses a model that has other logits of a few tokens in parts than as a whole; all ranks call it.
 
     Args:
+        documents: these are two documents, which are kept apart.
         agree: gives the largest of each number over the ranks (`Ranks.most`).
 
     Raises:
@@ -215,13 +235,16 @@ def check(model: nn.Module, vocabulary: int, length: int, agree: Any) -> None:
     parameter = next(model.parameters())
     count = min(length, _PROBE_TOKENS * part.group.size)
     tokens = torch.arange(count, device=parameter.device)[None] % vocabulary
+    given = {"input_ids": tokens}
+    if documents:
+        given["position_ids"] = two_documents(count, parameter.device)
     was_training, off, problem = model.training, float("inf"), ""
     try:
         with torch.no_grad():
-            with _as_it_was(part):
-                whole = part.own(_logits(model, {"input_ids": tokens})[..., 0])  # enough to see a difference
+            with as_it_was(model):
+                whole = part.own(_logits(model, given)[..., 0])  # enough to see a difference
             with dividing(model):
-                own = _logits(model, part.inputs(tokens))[..., 0]
+                own = _logits(model, part.inputs(tokens, given.get("position_ids")))[..., 0]
             off = float((own - whole).abs().max() / whole.abs().max())
     except (RuntimeError, TypeError, ValueError) as why:
         problem = f": {why!s:.200}"
@@ -239,8 +262,12 @@ def check(model: nn.Module, vocabulary: int, length: int, agree: Any) -> None:
 
 
 @contextmanager
-def _as_it_was(part: SequencePart) -> Iterator[None]:
+def as_it_was(model: nn.Module) -> Iterator[None]:
     """With the attention that the model had."""
+    part = _part(model)
+    if part is None:
+        yield
+        return
     for config, name in part.replaced:
         config._attn_implementation = name
     try:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 GATED, BLOCKING = "gated", "blocking"
 ADAMW, ZEROTH_ORDER = "AdamW", "ZerothOrder"
 WHOLE, TILED = "whole", "tiled"
+ACROSS, WITHIN = "across-documents", "within-documents"  # what attention sees of a sequence of several
 WEIGHTS, FLOAT32 = "weights", "float32"  # types of gradients
 EXACT, BF16, INT8 = "exact", "bf16", "int8"  # formats of AdamW's moments
 OPTIMIZER, GRADIENTS, PARAMETERS = "optimizer", "gradients", "parameters"  # ZeRO stages 1, 2 and 3
@@ -57,6 +58,11 @@ class DataSource:
     fields: Fields = Fields()
     skips_bad_rows: bool = False
     chat_template: str | None = None  # in the place of the tokenizer's own
+    packing: str = ACROSS  # across-documents | within-documents: what attention sees (see `documents`)
+
+    @property
+    def keeps_documents_apart(self) -> bool:
+        return self.packing == WITHIN
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ def batch_shape(spec: EngineSpec) -> BatchShape:
         spec.mlp,
         spec.sequence,
         spec.gradient_sums,
+        spec.data.packing,
     )
 
 

@@ -92,17 +92,20 @@ def _tiles(model: nn.Module) -> Tiles | None:
     return found
 
 
-def loss_of(model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The mean loss of a micro-batch [rows, length]; of a rank's part of the tokens, its share of that."""
+def loss_of(
+    model: nn.Module, tokens: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The mean loss of a micro-batch [rows, length]; of a rank's part of the tokens, its share of that. With `positions`
+    of the same shape attention is within documents (see `documents`)."""
     tiles, part = _tiles(model), active_part(model)
+    given = {"input_ids": tokens} if positions is None else {"input_ids": tokens, "position_ids": positions}
     if tiles is None and part is None:
-        loss: torch.Tensor = model(input_ids=tokens, labels=labels, use_cache=False).loss
+        loss: torch.Tensor = model(**given, labels=labels, use_cache=False).loss
         return loss
     wanted = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
     count = (wanted != IGNORED).sum()
-    given = {"input_ids": tokens}
     if part is not None:
-        given, wanted = part.inputs(tokens), part.own(wanted)
+        given, wanted = part.inputs(tokens, positions), part.own(wanted)
     if tiles is not None:
         return tiles.total(given, wanted) / count
     logits = model(**given, use_cache=False).logits.float().flatten(0, 1)

@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from busbar.workloads.machine.direct_file import ScratchFile
 from busbar.workloads.machine.streams import CallerStream, Streams, WorkerStream, open_streams
-from busbar.workloads.training import sequence_parallel, tiled_loss, tiled_mlp
+from busbar.workloads.training import documents, sequence_parallel, tiled_loss, tiled_mlp
 from busbar.workloads.training.activations import LiveBytes, known_tensors
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.block_slots import BlockSlots
@@ -57,7 +57,15 @@ from busbar.workloads.training.tiled_loss import loss_of, run_forward
 from busbar.workloads.training.zeroth_order import Perturbation, ZerothOrder
 
 Scale = Callable[[torch.Tensor], torch.Tensor]  # of a micro-batch's mean loss to its share of the step's
-MicroBatch = tuple[torch.Tensor, torch.Tensor, Scale]  # tokens, labels, scale
+
+
+class MicroBatch(NamedTuple):
+    """Of a step; tensors are [rows, length]."""
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    scale: Scale
+    positions: torch.Tensor | None = None  # in their documents; None: attention sees all of a row
 
 
 @dataclass(frozen=True)
@@ -178,8 +186,12 @@ class Trainer:
 
     def _check_model(self, vocabulary: int, ranks: Ranks) -> None:
         """Refuses a model that does something else in the ways that were asked for; all ranks call it."""
-        sequence_parallel.check(self.model, vocabulary, self.spec.data.sequence_length, ranks.most)
+        length, apart = self.spec.data.sequence_length, self.spec.data.keeps_documents_apart
+        sequence_parallel.check(self.model, vocabulary, length, ranks.most, documents=apart)
         check_causal(self.model, vocabulary)
+        if apart:
+            with sequence_parallel.as_it_was(self.model):
+                documents.check(self.model, vocabulary)
         tiled_loss.check(self.model, vocabulary)
         tiled_mlp.check(self.model, vocabulary)
 
@@ -263,7 +275,14 @@ class Trainer:
         tokens = torch.from_numpy(data.batch(self.done, batch.sequences))[:, : self.length].contiguous()
         labels = data.labels(self.done, batch.sequences)
         wanted = None if labels is None else torch.from_numpy(labels)[:, : self.length].contiguous()
-        return list(_micro_batches(tokens, wanted, batch.micro_batch))
+        parts = list(_micro_batches(tokens, wanted, batch.micro_batch))
+        if not self.spec.data.keeps_documents_apart:
+            return parts
+        places = torch.from_numpy(data.positions(self.done, batch.sequences))[:, : self.length].contiguous()
+        return [
+            None if part is None else part._replace(positions=own)
+            for part, own in zip(parts, torch.split(places, batch.micro_batch), strict=True)
+        ]
 
     def step(self, data: Packed) -> StepResult:
         """Train on the batch of the next step."""
@@ -356,28 +375,29 @@ class Trainer:
         return (found[0] + found[1]) / 2
 
     def _measured(self, part: MicroBatch) -> torch.Tensor:
-        if self.device_arena.peak["activations"] > 0 or part[0].shape[1] < self.spec.data.sequence_length:
-            return self._micro_batch(*part)
+        if self.device_arena.peak["activations"] > 0 or part.tokens.shape[1] < self.spec.data.sequence_length:
+            return self._micro_batch(part)
         regions = [each for arena in (self.device_arena, self.host_arena) for each in arena.regions.values()]
         with LiveBytes(
-            [*known_tensors(self.model), *regions, *part[:2]]
+            [*known_tensors(self.model), *regions, *(each for each in part if isinstance(each, torch.Tensor))]
         ) as count:  # once, what the plan only predicted
-            loss = self._micro_batch(*part)
+            loss = self._micro_batch(part)
         self.device_arena.observe("activations", max(1, count.peak))
         return loss
 
-    def loss(self, tokens: torch.Tensor, labels: torch.Tensor, scale: Scale) -> torch.Tensor:
+    def loss(self, part: MicroBatch) -> torch.Tensor:
         """A micro-batch's share of the step's loss."""
-        there = tokens.to(self.device)
-        wanted = there if labels is tokens else labels.to(self.device)
-        return scale(loss_of(self.model, there, wanted))
+        there = part.tokens.to(self.device)
+        wanted = there if part.labels is part.tokens else part.labels.to(self.device)
+        places = None if part.positions is None else part.positions.to(self.device)
+        return part.scale(loss_of(self.model, there, wanted, places))
 
-    def _micro_batch(self, tokens: torch.Tensor, labels: torch.Tensor, scale: Scale) -> torch.Tensor:
+    def _micro_batch(self, part: MicroBatch) -> torch.Tensor:
         with dividing(self.model):
-            return self._passes(tokens, labels, scale)
+            return self._passes(part)
 
-    def _passes(self, tokens: torch.Tensor, labels: torch.Tensor, scale: Scale) -> torch.Tensor:
-        loss = self.loss(tokens, labels, scale)
+    def _passes(self, part: MicroBatch) -> torch.Tensor:
+        loss = self.loss(part)
         self.clock.ended("forward")
         if self.perturbation is not None:
             return loss
@@ -416,12 +436,12 @@ def _micro_batches(
     parts = torch.split(tokens, size)
     if labels is None:
         for part in parts:
-            yield part, part, lambda mean: mean / len(parts)
+            yield MicroBatch(part, part, lambda mean: mean / len(parts))
         return
     counts = [int((wanted[:, 1:] != IGNORED).sum()) for wanted in torch.split(labels, size)]
     for part, wanted, count in zip(parts, torch.split(labels, size), counts, strict=True):
         share = count / max(1, sum(counts))
-        yield (part, wanted, partial(torch.mul, other=share)) if count else None
+        yield MicroBatch(part, wanted, partial(torch.mul, other=share)) if count else None
 
 
 def _move_buffers(model: torch.nn.Module, device: torch.device) -> None:

@@ -69,6 +69,12 @@ def test_the_training_forms_ask_what_to_do_with_activations() -> None:
 def test_the_training_forms_ask_in_which_format_moments_are_kept() -> None:
     _, obj = draft("tune", {**TUNE, "state": "int8"})
     assert obj["spec"]["engine"]["state"] == "int8"
+
+
+def test_documents_are_kept_apart_where_it_is_asked_for() -> None:
+    for packing, said in (("within-documents", "within-documents"), ("across-documents", None), ("", None)):
+        _, obj = draft("tune", {**TUNE, "packing": packing})
+        assert obj["spec"]["engine"]["data"].get("packing") == said
     assert "state" not in draft("tune", {**TUNE, "state": "exact"})[1]["spec"]["engine"]
     spec = {**JOB["spec"], "engine": {**JOB["spec"]["engine"], "state": "bf16"}}
     assert job_view(made({**JOB, "spec": spec}), NOW).moments == "in bf16"

@@ -208,6 +208,7 @@ def test_the_engine_is_told_its_spec_and_its_folders() -> None:
     said = env(body)
     assert json.loads(said["BUSBAR_SPEC"])["data"] == {
         **ENGINE["data"],
+        "packing": "across-documents",
         "onBadRow": "fail",
         "holdoutFraction": 0.05,
         "sequenceLength": 256,
