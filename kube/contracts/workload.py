@@ -175,6 +175,7 @@ class MemoryReport(WireModel):
     device_owners: dict[str, int] = Field(default_factory=dict, max_length=64)
     """Planned bytes by purpose."""
     host_owners: dict[str, int] = Field(default_factory=dict, max_length=64)
+    disk_owners: dict[str, int] = Field(default_factory=dict, max_length=64)
     phases: dict[str, PhaseMemory] = Field(default_factory=dict, max_length=16)
 
 
@@ -318,7 +319,9 @@ class TrainingStatus(WireModel):
 
     def termination_message(self) -> str:
         """This status in at most 4 KiB of JSON: without losses, and without the report if that does not fit."""
-        memory = self.memory and self.memory.model_copy(update={"device_owners": {}, "host_owners": {}})
+        memory = self.memory and self.memory.model_copy(
+            update={"device_owners": {}, "host_owners": {}, "disk_owners": {}}
+        )
         slim = self.model_copy(update={"losses": [], "memory": memory, "workers": self.workers[:16]})
         short = slim.model_copy(update={"report": None, "message": self.message[:512], "workers": []})
         bare = [each.model_copy(update={"evaluation": None, "fingerprint": None}) for each in self.adapters]

@@ -26,6 +26,7 @@ from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.rows import Piece
 
 Tokens = npt.NDArray[np.uint32]
+TOKEN_BYTES = 4
 NOT_LEARNED = np.uint32(1 << 31)  # a token that is read and has no loss
 BEGINS = np.uint32(1 << 30)  # the first token of a document, which is the separator
 TOKEN = np.uint32(BEGINS - 1)

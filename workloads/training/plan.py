@@ -556,15 +556,31 @@ def too_slow(plan: MemoryPlan, seconds: float) -> InfeasiblePlan | None:
     )
 
 
-def disk_shortage(plan: MemoryPlan, demand: Demand, keep: int, free: int) -> InfeasiblePlan | None:
-    """Why `free` bytes do not hold what the run writes, or None: checkpoints, one being written, and the result."""
-    result = demand.result_bytes
-    needed = plan.checkpoint_bytes * (keep + 1) + result
+def disk_owners(plan: MemoryPlan, demand: Demand, keep: int, tokens: int) -> dict[str, int]:
+    """Bytes of what a run keeps on disks, of all ranks: checkpoints, one more being written, and the result; its tokens; and the
+    state of one rank that is on a scratch disk."""
+    found = {
+        "checkpoints": plan.checkpoint_bytes * (keep + 1),
+        "result": demand.result_bytes,
+        "tokens": tokens,
+        "state": plan.disk_bytes,
+    }
+    return {owner: size for owner, size in found.items() if size}
+
+
+def disk_shortage(
+    plan: MemoryPlan, demand: Demand, keep: int, free: int, tokens: int = 0
+) -> InfeasiblePlan | None:
+    """Why `free` bytes do not hold what the run writes beside its checkpoints, or None: those, one being written, the result, and
+    so many bytes of tokens."""
+    others = demand.result_bytes + tokens
+    needed = plan.checkpoint_bytes * (keep + 1) + others
     if needed <= free:
         return None
-    fits = (free - result) // plan.checkpoint_bytes - 1
+    fits = (free - others) // plan.checkpoint_bytes - 1
+    text = f", about {shown_bytes(tokens)} of tokens" if tokens else ""
     why = (
-        f"{keep} checkpoints of {shown_bytes(plan.checkpoint_bytes)}, one more while it is written, and the result need "
+        f"{keep} checkpoints of {shown_bytes(plan.checkpoint_bytes)}, one more while it is written{text} and the result need "
         f"{shown_bytes(needed)} of disk, and {shown_bytes(free)} are free"
     )
     fewer = [f"checkpoint.keep: {fits}"] if fits >= 1 else []

@@ -173,6 +173,7 @@ def answer_for(
     from busbar.workloads.training.division import divide, divide_sequence
     from busbar.workloads.training.gang_plan import GangMachine, network_json
     from busbar.workloads.training.longest import longest_sequences
+    from busbar.workloads.training.packing import TOKEN_BYTES, tokens_for
     from busbar.workloads.training.sizing import batch_shape
 
     batch = batch_shape(spec)
@@ -211,6 +212,7 @@ def answer_for(
         "fits": modes[spec.mode]["fits"],
         **_choices(spec, shape, batch, demand),
         "modes": modes,
+        "tokenBytes": TOKEN_BYTES * tokens_for(spec.steps, spec.batch.sequences, spec.data.sequence_length),
         "hidingTokens": hiding_tokens(shape, batch, machine.accelerator),
     }
     if longest:

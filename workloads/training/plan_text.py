@@ -106,6 +106,9 @@ def _files(answer: Mapping[str, Any]) -> list[str]:
     durable = chosen["checkpointSeconds"]
     written = "" if durable is None else f", which the disk takes in {durable:.3g} s"
     rows.append(f"A checkpoint has {_size(chosen['plan']['checkpointBytes'])}{written}.")
+    rows.append(
+        f"Beside the checkpoints its tokens take up to {_size(answer['tokenBytes'])}, and no more than the text has."
+    )
     if chosen["checkpointBlocks"]:
         rows.append(
             "The host has no room for a snapshot of it: an update waits where the disk has not kept up with it."

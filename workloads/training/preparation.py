@@ -23,7 +23,14 @@ from busbar.workloads.training.chat import ChatTemplate
 from busbar.workloads.training.corpus import Corpus, Document
 from busbar.workloads.training.encoding import encoder
 from busbar.workloads.training.errors import InvalidJob
-from busbar.workloads.training.packing import Packed, document_order, pack, tokens_for, window_sequences
+from busbar.workloads.training.packing import (
+    TOKEN_BYTES,
+    Packed,
+    document_order,
+    pack,
+    tokens_for,
+    window_sequences,
+)
 from busbar.workloads.training.settings import EngineSpec
 from busbar.workloads.training.token_file import (
     TOKENS,
@@ -37,6 +44,7 @@ from busbar.workloads.training.token_file import (
     Source,
     read_facts,
 )
+from busbar.workloads.training.token_size import expected_tokens
 from busbar.workloads.training.tokenizer import (
     end_of_text_id,
     load_tokenizer,
@@ -77,6 +85,7 @@ def prepare(
     makes: bool = True,
     peers: Peers | None = None,
     confirm: Callable[[], object] = lambda: None,
+    room: Callable[[int, int], object] = lambda there, missing: None,
 ) -> Prepared:
     """Tokenizer and packed tokens, from `cache` as far as it holds this run's. Raises InvalidJob.
 
@@ -86,6 +95,8 @@ def prepare(
         makes: make them; of a gang rank 0 does.
         peers: its other ranks.
         confirm: raises where this process may no longer write there.
+        room: is told the bytes of the tokens that are there, and about how many are missing; raises where the disk has no
+            room for them.
     """
     length = spec.data.sequence_length
     wanted = tokens_for(spec.steps, spec.batch.sequences, length)
@@ -109,6 +120,7 @@ def prepare(
     source: Source
     if makes:
         end = end_of_text_id(tokenizer)
+        room(facts.tokens * TOKEN_BYTES, _missing_bytes(order, tokenizer, wanted, facts))
         parts = pack(order, encoder(tokenizer), end, wanted, length, bad.add, facts.place)
         source = maker = Maker(cache, facts, bad, parts, confirm)
         _wait_for_first(maker, min(wanted, window_sequences(length, spec.batch.sequences) * length), progress)
@@ -123,6 +135,13 @@ def prepare(
         source.close()
         raise
     return Prepared(tokenizer, tokenizer_hash(tokenizer), packed, from_cache, bad, rows, source)
+
+
+def _missing_bytes(order: Sequence[Document], tokenizer: Any, wanted: int, facts: Facts) -> int:
+    """About the bytes that the tokens will need beside those that are there."""
+    if facts.over:
+        return 0
+    return max(0, min(wanted, expected_tokens(order, encoder(tokenizer))) - facts.tokens) * TOKEN_BYTES
 
 
 def _wait_for_first(maker: Maker, tokens: int, progress: Callable[[float], None]) -> None:

@@ -12,7 +12,7 @@ import math
 import os
 import platform
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +34,6 @@ from busbar.workloads.training.paths import (
     Places,
     check_places,
     claim_checkpoints,
-    free_disk,
 )
 from busbar.workloads.training.report import Reporter
 from busbar.workloads.training.settings import PARAMETERS, CheckpointPolicy, EngineSpec
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from busbar.workloads.training.gang import Together
     from busbar.workloads.training.memory_copy import MemoryCopies
     from busbar.workloads.training.model import ModelRecipe
-    from busbar.workloads.training.plan import Demand, MemoryPlan
+    from busbar.workloads.training.plan import MemoryPlan
     from busbar.workloads.training.prediction import Prediction, Probe
     from busbar.workloads.training.preparation import Prepared
     from busbar.workloads.training.rows import Row
@@ -147,6 +146,8 @@ class Session:
         self.together: Together | None = None
         self.fence = Fence(run.places.checkpoints, run.owner, Turn(run.attempt, run.replacement))
         self.flops_per_token: int | None = None
+        self.token_bytes = 0
+        """Of the run's tokens on disk; 0: not known yet, or another rank's."""
 
     def go(self) -> None:
         """The phases in order."""
@@ -292,7 +293,7 @@ class Session:
             host_limit_bytes,
         )
         from busbar.workloads.machine.streams import enforce_device_limit, make_repeatable
-        from busbar.workloads.training import model
+        from busbar.workloads.training import disk_room, model
         from busbar.workloads.training.choice import make_plan
         from busbar.workloads.training.identity import same_plan
         from busbar.workloads.training.plan import COPIES, MemoryLimits
@@ -320,39 +321,14 @@ class Session:
         host = together.least(host)
         limits = MemoryLimits(limit, host, on_cpu, free, self.spec.scratch_disk_bytes)
         plan = make_plan(demand, limits, self.spec.mode)
-        self._check_disks(plan, demand)
+        disk_room.check_disks(self.run, plan, demand, self.reporter.note)
         if not on_cpu:
             enforce_device_limit(limit, torch.cuda.get_device_properties(self.device).total_memory)
         self.reporter.note(plan.explain())
         self.plan, self.demand, self.meter = plan, demand, PeakMeter()
-        self.status.update(mode=plan.mode, activations=plan.activations, memory=_memory(plan, self.measured))
+        self.status.update(mode=plan.mode, activations=plan.activations, memory=self._memory())
         together.agree(same_plan(self.spec, plan))
         return recipe, plan
-
-    def _check_disks(self, plan: MemoryPlan, demand: Demand) -> None:
-        """Refuse a run for whose files, or for whose state, there is no room, or whose disk is too slow for its state."""
-        from busbar.workloads.training.disk_tensor import measure_disk
-        from busbar.workloads.training.plan import disk_shortage, scratch_shortage, shown_bytes, too_slow
-
-        checkpoints, scratch = self.places.checkpoints, self.scratch
-        free = free_disk(checkpoints)
-        if plan.on_disk:
-            scratch.mkdir(parents=True, exist_ok=True)
-            if (shortage := scratch_shortage(plan, free_disk(scratch))) is not None:
-                raise shortage
-            if scratch.stat().st_dev == checkpoints.stat().st_dev:
-                free -= plan.disk_bytes
-        if (shortage := disk_shortage(plan, demand, self.run.checkpoint.keep, free)) is not None:
-            raise shortage
-        if plan.on_disk:
-            rates = measure_disk(scratch, self.reporter.note)
-            seconds = rates.seconds(plan.disk_bytes)
-            if (refusal := too_slow(plan, seconds)) is not None:
-                raise refusal
-            self.reporter.note(
-                f"each step reads {shown_bytes(plan.disk_bytes)} of state from {scratch} and writes them back: {seconds:.3g} s "
-                f"one after the other, at {rates.read / 1e9:.2g} and {rates.write / 1e9:.2g} GB/s measured here"
-            )
 
     @property
     def parity(self) -> int:
@@ -360,10 +336,6 @@ class Session:
         memory = self.run.checkpoint.memory
         world = self.run.world
         return 0 if memory is None else memory.parity_of(world.pods) * world.per_pod
-
-    @property
-    def scratch(self) -> Path:
-        return self.places.scratch or self.places.checkpoints
 
     def _predict(self, recipe: ModelRecipe, plan: MemoryPlan, together: Together) -> None:
         """Say how long a step and a checkpoint will take; with the weights on the host nothing is predicted. On a CPU it is not
@@ -421,7 +393,33 @@ class Session:
         self.meter.reset()
         yield
         self.measured[phase] = max(self.meter.peak_bytes(), self.measured.get(phase, 0))
-        self.status.update(memory=_memory(self.plan, self.measured))
+        self.status.update(memory=self._memory())
+
+    def _memory(self) -> dict[str, Any]:
+        """As the status has it: the plan's bytes by owner, and of each phase the measured ones."""
+        from busbar.workloads.training.plan import disk_owners
+
+        plan = self.plan
+        return {
+            "phases": {
+                phase: {"plannedBytes": size, "measuredBytes": self.measured.get(phase)}
+                for phase, size in plan.phases.items()
+            },
+            "deviceBytes": plan.device_bytes,
+            "deviceLimitBytes": plan.limits.device_bytes,
+            "hostBytes": plan.host_bytes,
+            "deviceOwners": dict(plan.device),
+            "hostOwners": dict(plan.host),
+            "diskOwners": disk_owners(plan, self.demand, self.run.checkpoint.keep, self.token_bytes),
+        }
+
+    def _check_token_room(self, there: int, missing: int) -> None:
+        """Refuse a run for whose tokens there is no room beside its other files, before they are made."""
+        from busbar.workloads.training.disk_room import check_files
+
+        self.token_bytes = there + missing
+        self.status.update(memory=self._memory())
+        check_files(self.run, self.plan, self.demand, missing)
 
     def _prepare(self, corpus: Corpus, together: Together) -> Prepared:
         from busbar.workloads.training.preparation import prepare
@@ -439,6 +437,7 @@ class Session:
             makes=together.first,
             peers=together if together.size > 1 else None,
             confirm=self.fence.check,
+            room=self._check_token_room,
         )
         if together.first:
             together.tell("prepared")
@@ -470,11 +469,14 @@ class Session:
         return select_documents(document_order(corpus.holdout, self.spec.seed))
 
     def _build(self, recipe: ModelRecipe, plan: MemoryPlan, together: Together) -> Trainer:
+        from busbar.workloads.training.disk_room import scratch_folder
         from busbar.workloads.training.model import model_report
         from busbar.workloads.training.trainer import Trainer
 
         self._phase("Preparing", "building the model")
-        trainer = Trainer(self.spec, recipe, plan, self.device, ranks=together.ranks, scratch=self.scratch)
+        trainer = Trainer(
+            self.spec, recipe, plan, self.device, ranks=together.ranks, scratch=scratch_folder(self.places)
+        )
         self.cell = {
             "class": class_of(recipe.config.to_dict(), self.spec),
             "mode": plan.mode,
@@ -620,17 +622,3 @@ class Session:
             self.fence.check,
             self.spec.data.chat_template,
         )
-
-
-def _memory(plan: MemoryPlan, measured: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        "phases": {
-            phase: {"plannedBytes": size, "measuredBytes": measured.get(phase)}
-            for phase, size in plan.phases.items()
-        },
-        "deviceBytes": plan.device_bytes,
-        "deviceLimitBytes": plan.limits.device_bytes,
-        "hostBytes": plan.host_bytes,
-        "deviceOwners": dict(plan.device),
-        "hostOwners": dict(plan.host),
-    }
