@@ -28,6 +28,8 @@ from busbar.kube.types.training_status import (
     Admission,
     CheckpointStatus,
     EvaluationResult,
+    MemoryPlace,
+    MemoryUse,
     Preview,
     Progress,
     TrainedModel,
@@ -41,12 +43,17 @@ from busbar.kube.types.training_words import (
     disk_words,
     limit_words,
     link_words,
+    memory_words,
     moment_words,
+    owner_words,
+    owners_at,
     phase_words,
     replaced_words,
+    size_words,
     slowest_words,
 )
 
+_PLACES = {MemoryPlace.DEVICE: "Device", MemoryPlace.HOST: "Host", MemoryPlace.DISK: "Disk"}
 TONES = {
     "Running": "go",
     "Ready": "go",
@@ -119,6 +126,8 @@ class JobView:
     """How slow the link to its accelerator is; empty: it is not."""
     lost_pods: str  # and made again, in words
     workers: tuple[tuple[int, str, float], ...]  # rank, seconds of a step, percent of the slowest's
+    memory: tuple[tuple[str, str, tuple[tuple[str, str, float], ...]], ...]
+    """By place: its name, what is planned and measured in words, and what it is for: name, size, percent of the largest."""
     eta: str
     eta_range: str
     checkpoint: str
@@ -195,6 +204,7 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         slow_link=link_words(progress.slow_link),
         lost_pods=replaced_words((admission and admission.replaced) or []),
         workers=_workers(progress.workers or []),
+        memory=_memory(status.memory),
         eta=_eta(progress, phase),
         eta_range=_eta_range(progress, now),
         checkpoint=ago(checkpoint.saved_at, now),
@@ -491,6 +501,22 @@ def _workers(workers: Sequence[Worker]) -> tuple[tuple[int, str, float], ...]:
         (each.rank, f"{each.own_seconds:g}", 100 * each.own_seconds / most if most else 0.0)
         for each in sorted(workers, key=lambda each: each.rank)
     )
+
+
+def _memory(memory: MemoryUse | None) -> tuple[tuple[str, str, tuple[tuple[str, str, float], ...]], ...]:
+    """The plan's bytes by owner; empty where they are not known."""
+    if memory is None or not memory.owners:
+        return ()
+    bare = memory.model_copy(update={"owners": None})
+    found = []
+    for place, title in _PLACES.items():
+        rows = owners_at(memory, place)
+        most = max((row.mib for row in rows), default=0)
+        if most:
+            bars = tuple((owner_words(row), size_words(row.mib), 100 * row.mib / most) for row in rows)
+            total = memory_words(bare, place) or size_words(sum(row.mib for row in rows))
+            found.append((title, total, bars))
+    return tuple(found)
 
 
 def _eta_range(progress: Progress, now: datetime) -> str:

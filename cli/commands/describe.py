@@ -229,6 +229,7 @@ def _job(found: Object) -> list[tuple[str, object]]:
         ("Lost pods", _replaced(_part(status, "admission").get("replaced") or [])),
         ("Slowest rank", _slowest(_part(status, "progress").get("workers") or [])),
         ("Slow link", _slow_link(_part(status, "progress").get("slowLink"))),
+        *_memory(_part(status, "memory")),
         ("Left", duration(progress.eta_seconds) if progress.eta_seconds is not None else None),
         ("Checkpoint", _checkpoint(checkpoint)),
         ("Attempts", status.get("attempt")),
@@ -241,6 +242,19 @@ def _job(found: Object) -> list[tuple[str, object]]:
         ("Quality", quality),
         ("Output", status.get("outputUri") or _part(found.spec, "output").get("uri")),
         *_usage(status),
+    ]
+
+
+def _memory(memory: dict[str, Any]) -> list[tuple[str, object]]:
+    """What the plan has the memories and disks for."""
+    from busbar.kube.types.training_status import MemoryPlace, MemoryUse
+    from busbar.kube.types.training_words import memory_words
+
+    known = MemoryUse.model_validate(memory)
+    return [
+        (f"{place.value.capitalize()} memory" if place is not MemoryPlace.DISK else "Disk", words)
+        for place in MemoryPlace
+        if (words := memory_words(known, place))
     ]
 
 

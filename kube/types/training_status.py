@@ -332,6 +332,28 @@ class AdapterProgress(StatusModel):
     )
 
 
+class MemoryPlace(StrEnum):
+    """Where bytes are."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+
+
+MOST_OWNERS = 48
+"""Rows of a plan in the status, of which there are about twenty."""
+
+
+class PlannedBytes(StatusModel):
+    """What the engine's plan has a part of a memory, or of a disk, for."""
+
+    place: MemoryPlace = Field(description="device, host or disk.")
+    owner: Annotated[str, Field(max_length=63)] = Field(
+        description="Such as parameters, gradients, optimizer, activations, checkpoint or tokens."
+    )
+    mib: Count = Field(description="Its size, rounded up.")
+
+
 class MemoryUse(StatusModel):
     """Memory of one process of the engine: what its plan predicted, and the peak so far."""
 
@@ -339,6 +361,11 @@ class MemoryUse(StatusModel):
     peak_device_mib: Count | None = Field(default=None, description="Peak device memory.")
     planned_host_mib: Count | None = Field(default=None, description="Host memory by plan.")
     peak_host_mib: Count | None = Field(default=None, description="Peak host memory.")
+    owners: Annotated[list[PlannedBytes], Field(max_length=MOST_OWNERS)] | None = Field(
+        default=None,
+        description="What the plan is made of, by place, the largest first; on disk are the checkpoints and the result of the whole "
+        "job. Absent where the engine does not tell.",
+    )
 
 
 class PowerUse(StatusModel):

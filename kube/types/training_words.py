@@ -9,6 +9,9 @@ from busbar.kube.types.training_status import (
     AdapterProgress,
     CheckpointStatus,
     LinkDirection,
+    MemoryPlace,
+    MemoryUse,
+    PlannedBytes,
     PowerUse,
     ReplacedPod,
     SlowLink,
@@ -78,6 +81,47 @@ def limit_words(power: PowerUse | None) -> str:
     if power.seconds < 1:
         return now.removesuffix(", ")
     return f"{now}{power.slowdown:.2f} times as long as without limits so far"
+
+
+_OWNERS = {
+    "parameters": "weights",
+    "base": "frozen weights",
+    "slots": "blocks on their way",
+    "optimizer": "optimizer's state",
+    "staging": "staging of updates",
+    "checkpoint": "snapshot",
+    "copies": "copies of the state",
+    "state": "optimizer's state",
+}
+
+
+def owner_words(row: PlannedBytes) -> str:
+    """What a part of the plan is for."""
+    return _OWNERS.get(row.owner, row.owner)
+
+
+def size_words(mib: int) -> str:
+    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib} MiB"
+
+
+def owners_at(memory: MemoryUse, place: MemoryPlace) -> list[PlannedBytes]:
+    """Of the plan."""
+    return [row for row in memory.owners or () if row.place is place]
+
+
+def memory_words(memory: MemoryUse, place: MemoryPlace) -> str:
+    """What is planned of a memory and what for, and its peak; empty where that is not known."""
+    rows = owners_at(memory, place)
+    planned, peak = {
+        MemoryPlace.DEVICE: (memory.planned_device_mib, memory.peak_device_mib),
+        MemoryPlace.HOST: (memory.planned_host_mib, memory.peak_host_mib),
+        MemoryPlace.DISK: (sum(row.mib for row in rows) or None, None),
+    }[place]
+    if planned is None:
+        return ""
+    measured = "" if peak is None else f", peak {size_words(peak)}"
+    parts = ", ".join(f"{owner_words(row)} {size_words(row.mib)}" for row in rows)
+    return f"{size_words(planned)} planned{measured}" + (f": {parts}" if parts else "")
 
 
 def moment_words(state: str | None) -> str:

@@ -17,6 +17,7 @@ from busbar.kube.contracts.report import TrainingReport
 from busbar.kube.contracts.workload import (
     AdapterProgressReport,
     EvaluationReport,
+    MemoryReport,
     SlowLinkReport,
     StepPhaseSeconds,
     TimingReport,
@@ -27,13 +28,16 @@ from busbar.kube.contracts.workload import (
 from busbar.kube.types.lost_work import LostWork
 from busbar.kube.types.training_engine import MOST_ADAPTERS
 from busbar.kube.types.training_status import (
+    MOST_OWNERS,
     MOST_WORKERS,
     AdapterProgress,
     CheckpointStatus,
     EvaluationResult,
     Fingerprint,
     LinkDirection,
+    MemoryPlace,
     MemoryUse,
+    PlannedBytes,
     Progress,
     SlowLink,
     StepPhases,
@@ -66,10 +70,11 @@ def merge_reading(
             trainable_parameters=_count(reading.model.trainable_parameters),
             adapter=reading.model.adapter,
         )
-    if reading.report is not None:
-        fields["memory"] = _memory(reading.report)
-    elif reading.tokens_per_second is None:
-        fields["memory"] = None  # a new attempt: the old numbers were measured elsewhere
+    begins = reading.report is None and reading.tokens_per_second is None
+    if reading.report is not None or begins:
+        # At the begin of an attempt the old numbers are of elsewhere; the termination message has none of the owners.
+        owners = status.memory.owners if status.memory is not None and not begins else None
+        fields["memory"] = _memory(reading.report, reading.memory, owners)
     if reading.checkpoint is not None:
         fields["checkpoint"] = CheckpointStatus(
             step=_count(reading.checkpoint.step),
@@ -174,13 +179,47 @@ def _slow_link(reading: SlowLinkReport | None) -> SlowLink | None:
     )
 
 
-def _memory(report: TrainingReport) -> MemoryUse:
+def _memory(
+    report: TrainingReport | None, plan: MemoryReport | None, known: list[PlannedBytes] | None
+) -> MemoryUse | None:
+    """What is planned, and once it is measured the peaks; None: nothing is.
+
+    Args:
+        known: owners of the plan that the same attempt has told before.
+    """
+    owners = _owners(plan) or known
+    if report is None:
+        if plan is None:
+            return None
+        return MemoryUse(
+            planned_device_mib=_mib(_count(plan.device_bytes)),
+            planned_host_mib=_mib(_count(plan.host_bytes)),
+            owners=owners,
+        )
     return MemoryUse(
         planned_device_mib=_mib(report.planned_device_bytes),
         peak_device_mib=_mib(report.peak_device_bytes),
         planned_host_mib=_mib(report.planned_host_bytes),
         peak_host_mib=_mib(report.peak_host_bytes),
+        owners=owners,
     )
+
+
+def _owners(plan: MemoryReport | None) -> list[PlannedBytes] | None:
+    if plan is None:
+        return None
+    told = {
+        MemoryPlace.DEVICE: plan.device_owners,
+        MemoryPlace.HOST: plan.host_owners,
+        MemoryPlace.DISK: plan.disk_owners,
+    }
+    rows = [
+        PlannedBytes(place=place, owner=owner, mib=-(-_count(size) // 2**20))
+        for place, sizes in told.items()
+        for owner, size in sorted(sizes.items(), key=lambda each: (-each[1], each[0]))
+        if size > 0 and 0 < len(owner) <= 63
+    ]
+    return rows[:MOST_OWNERS] or None
 
 
 def _mib(size: int | None) -> int | None:

@@ -42,6 +42,25 @@ def test_the_page_of_a_job_says_how_much_is_trained_beside_frozen_parts() -> Non
     assert view.trained == "1,250,000 of 5,000,000 parameters"
 
 
+def test_a_job_shows_what_its_memory_is_planned_for() -> None:
+    rows = [("device", "parameters", 2048), ("device", "gradients", 512), ("disk", "checkpoints", 300)]
+    memory = {
+        "plannedDeviceMib": 2560,
+        "peakDeviceMib": 2000,
+        "plannedHostMib": 100,
+        "owners": [{"place": place, "owner": owner, "mib": mib} for place, owner, mib in rows],
+    }
+    assert job_view(made(JOB, phase="Running", memory=memory), NOW).memory == (
+        (
+            "Device",
+            "2.5 GiB planned, peak 2.0 GiB",
+            (("weights", "2.0 GiB", 100.0), ("gradients", "512 MiB", 25.0)),
+        ),
+        ("Disk", "300 MiB", (("checkpoints", "300 MiB", 100.0),)),
+    )
+    assert job_view(made(JOB, memory={"plannedDeviceMib": 1, "peakDeviceMib": 1}), NOW).memory == ()
+
+
 def test_a_job_without_any_status_has_a_view() -> None:
     view = job_view(made(JOB), NOW)
     assert (view.badge.text, view.percent, view.loss, view.age) == ("Pending", None, "", "2 min")
@@ -131,6 +150,10 @@ FULL: dict[str, Any] = {
         "percent": 33.3,
         "workers": [{"rank": 1, "ownSeconds": 0.8}, {"rank": 0, "ownSeconds": 0.2}],
     },
+    "memory": {
+        "plannedDeviceMib": 5,
+        "owners": [{"place": "device", "owner": "parameters", "mib": 5}],
+    },
     "checkpoint": {"step": 2, "savedAt": "2026-03-01T11:59:00Z", "uri": "pvc://a/b"},
     "lostWork": {"steps": 4, "seconds": 8.5, "attempt": 1},
     "preemptions": 1,
@@ -174,6 +197,8 @@ def test_a_status_with_every_field_as_the_kind_defines_it_has_a_view_and_a_page(
     assert "at the slowest believed" in page
     assert "Likely starts" not in page  # it runs
     assert "The others wait for rank 1: 0.8 s of each step" in page
+    assert "<h3>Device: 5 MiB planned</h3>" in page
+    assert "weights: 5 MiB" in page
     assert "made again: rank 0" in page
     assert page.index("Rank 0: 0.2 s") < page.index("Rank 1: 0.8 s")
     assert 'value="25.0" aria-label="Rank 0"' in page

@@ -282,6 +282,41 @@ def test_the_engines_memory_stands_in_the_status_beside_its_plan_until_the_next_
     assert merge_reading(last, reading(step=0, totalSteps=10), NOW).memory is None
 
 
+def test_the_plans_bytes_by_owner_stand_in_the_status_from_the_start_of_an_attempt_to_its_end() -> None:
+    mib = 1 << 20
+    plan = {
+        "deviceBytes": 5 * mib,
+        "hostBytes": 9 * mib,
+        "deviceOwners": {"staging": 0, "gradients": mib + 1, "parameters": 3 * mib, "x" * 64: mib},
+        "hostOwners": {"checkpoint": 9 * mib},
+        "diskOwners": {"checkpoints": 30 * mib, "tokens": 1},
+    }
+    begun = merge_reading(TrainingJobStatus(), reading(totalSteps=10, memory=plan), NOW).memory
+    assert begun is not None
+    assert (begun.planned_device_mib, begun.peak_device_mib, begun.planned_host_mib) == (5, None, 9)
+    assert [(row.place.value, row.owner, row.mib) for row in begun.owners or ()] == [
+        ("device", "parameters", 3),
+        ("device", "gradients", 2),
+        ("host", "checkpoint", 9),
+        ("disk", "checkpoints", 30),
+        ("disk", "tokens", 1),
+    ]
+    report = {"class": "c", "accelerator": "cuda", "plannedDeviceBytes": 5 * mib, "peakDeviceBytes": 4 * mib}
+    said = reading(step=9, totalSteps=10, tokensPerSecond=5.0, report=report, memory=plan)
+    running = merge_reading(TrainingJobStatus(memory=begun), said, NOW)
+    assert running.memory is not None
+    assert (running.memory.peak_device_mib, running.memory.owners) == (4, begun.owners)
+    ended = reading(
+        step=10, totalSteps=10, tokensPerSecond=5.0, report=report, memory={"deviceBytes": 5 * mib}
+    )
+    assert merge_reading(running, ended, NOW).memory == running.memory
+    elsewhere = reading(totalSteps=10, memory={**plan, "diskOwners": {}, "hostOwners": {}})
+    again = merge_reading(running, elsewhere, NOW).memory
+    assert again is not None
+    assert {row.place.value for row in again.owners or ()} == {"device"}
+    assert again.peak_device_mib is None
+
+
 def test_a_finished_job_goes_after_its_time() -> None:
     of = job(ttlSecondsAfterFinished=30, status={"phase": "Succeeded", "completionTime": NOW.isoformat()})
     assert reconcile(view(of, now=NOW + timedelta(seconds=29))).actions == ()
