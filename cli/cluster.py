@@ -90,10 +90,10 @@ class Cluster:
         subresource: str | None = None,
         form: str = MERGE,
         by: str | None = None,
-    ) -> Document:
-        changed: Document = self._call(
-            "PATCH", resource.path(namespace, name, subresource), patch, form=form, by=by
-        )
+    ) -> Document | None:
+        """The object as it is then; None where it is not there (any more)."""
+        path = resource.path(namespace, name, subresource)
+        changed: Document | None = self._call("PATCH", path, patch, form=form, by=by, absent_is_none=True)
         return changed
 
     def _call(

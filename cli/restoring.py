@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from busbar.cli.backup_file import DATABASE, BackupFile
 from busbar.cli.client import Client
-from busbar.cli.cluster import JSON_PATCH, Cluster
+from busbar.cli.cluster import JSON_PATCH, Cluster, Document
 from busbar.cli.errors import BusbarError
 from busbar.cli.restored_objects import RESTORING, Stored
 from busbar.kube.resources import NAMESPACES
@@ -85,22 +85,30 @@ class Restoring:
         self._say(f"database: {done.rows} rows as of {done.made_at:%Y-%m-%d %H:%M:%S} UTC")
 
     def finish(self) -> None:
-        """Give every object its status and then its own `suspend`."""
+        """Give every object its status and then its own `suspend`; one that was deleted since it was made stays away."""
+        gone = 0
         for each in self._counted(self._ours, "statuses"):
-            status = each.status(self._uids)
-            if status:
-                self._cluster.patch(
-                    each.resource,
-                    each.namespace,
-                    each.name,
-                    [{"op": "add", "path": "/status", "value": status}],
-                    subresource="status",
-                    form=JSON_PATCH,
-                    by=self._cluster.account(OPERATOR),
-                )
-            by = self._cluster.account(API) if each.can_suspend else None
-            self._cluster.patch(each.resource, each.namespace, each.name, each.finishing(), by=by)
-        self._say(f"restored: {len(self._ours)} objects")
+            if self._finish(each) is None:
+                self._say(f"{each.reference} was deleted since it was made, and is left out")
+                gone += 1
+        self._say(f"restored: {len(self._ours) - gone} objects")
+
+    def _finish(self, each: Stored) -> Document | None:
+        status = each.status(self._uids)
+        if status:
+            found = self._cluster.patch(
+                each.resource,
+                each.namespace,
+                each.name,
+                [{"op": "add", "path": "/status", "value": status}],
+                subresource="status",
+                form=JSON_PATCH,
+                by=self._cluster.account(OPERATOR),
+            )
+            if found is None:
+                return None
+        by = self._cluster.account(API) if each.can_suspend else None
+        return self._cluster.patch(each.resource, each.namespace, each.name, each.finishing(), by=by)
 
     def _counted(self, items: Sequence[Stored], what: str) -> Iterator[Stored]:
         for number, item in enumerate(items):

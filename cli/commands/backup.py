@@ -203,11 +203,10 @@ def _put_key(kubernetes: Cluster, data: dict[str, str] | None) -> str:
         return "the installation keeps its own"
     place = kubernetes.system_namespace
     secret = kubernetes.get(SECRETS, place, SECRET)
-    if secret is None:
-        raise NotFound(f"there is no Secret {SECRET} in {place}; install the chart first")
-    if secret.get("data") == data:
+    if secret is not None and secret.get("data") == data:
         return "the same already"
-    kubernetes.patch(SECRETS, place, SECRET, {"data": data})
+    if kubernetes.patch(SECRETS, place, SECRET, {"data": data}) is None:
+        raise NotFound(f"there is no Secret {SECRET} in {place}; install the chart first")
     return f"restored; kubectl -n {place} rollout restart deploy/busbar-operator makes it known"
 
 

@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.cli.conftest import Site, run_busbar
@@ -18,6 +18,7 @@ from busbar.cli import sealed_key
 from busbar.cli.backup_file import DATABASE, KEY, MANIFEST, OBJECTS, BackupWriter, open_backup, whole
 from busbar.cli.errors import BusbarError, UsageProblem
 from busbar.cli.restored_objects import RESTORING, kept, stored
+from busbar.cli.restoring import Restoring
 from busbar.kube.resources import (
     ACCELERATOR_POOLS,
     MODEL_SERVICES,
@@ -222,6 +223,46 @@ def test_a_job_is_created_suspended_and_gets_its_own_suspend_back(was: bool) -> 
         "annotations": {"busbar.dev/requester": "ann", RESTORING: "old"},
     }
     assert job.finishing() == {"metadata": {"annotations": {RESTORING: None}}, "spec": {"suspend": was}}
+
+
+class Cluster:
+    """A cluster with the objects of the given names only; remembers what they were given."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.given: list[tuple[str, object]] = []
+
+    def account(self, name: str) -> str:
+        return name
+
+    def create(self, kind: Kind, namespace: str, document: dict[str, Any], by: str) -> dict[str, Any]:
+        return {"metadata": {**document["metadata"], "uid": "new"}}
+
+    def get(self, kind: Kind, namespace: str | None, name: str) -> dict[str, Any] | None:
+        return {} if namespace is None else None
+
+    def patch(
+        self, kind: Kind, namespace: str, name: str, patch: object, **_: object
+    ) -> dict[str, Any] | None:
+        self.given.append((name, patch))
+        return {} if name in self.names else None
+
+
+@pytest.mark.parametrize("status", [{}, {"phase": "Failed"}])
+def test_an_object_that_was_deleted_since_it_was_made_stays_away_and_the_others_are_finished(
+    status: dict[str, Any],
+) -> None:
+    one = kept(TRAINING_JOBS, found(TRAINING_JOBS, {"steps": 3}, status))
+    other = {**one, "metadata": {**one["metadata"], "name": "other"}}
+    cluster, said = Cluster("other"), list[str]()
+    restoring = Restoring(cast("Any", cluster), cast("Any", None), said.append)
+    restoring.create([stored(one), stored(other)], continued=False)
+    restoring.finish()
+    assert said[-2:] == [
+        "TrainingJob team-a/one was deleted since it was made, and is left out",
+        "restored: 1 objects",
+    ]
+    assert cluster.given[-1] == ("other", stored(other).finishing())
 
 
 def test_a_pool_is_not_suspended_and_its_status_is_observed_anew() -> None:
