@@ -151,7 +151,7 @@ async def measure(row: Row, queue: Queue, kubeconfig: Path | None = None) -> tup
         stage = Stage(row, queue, server, client, parts, watcher)
         tasks: list[asyncio.Task[Any]] = []
         try:
-            await _prepare(stage)
+            await prepare(stage)
             tasks += [asyncio.create_task(informer.run()) for informer in watcher.informers]
             if row.queued:
                 namespace = SYSTEM if config != server.kubeconfig() else "default"
@@ -165,7 +165,7 @@ async def measure(row: Row, queue: Queue, kubeconfig: Path | None = None) -> tup
                 )
                 tasks.append(asyncio.create_task(stage.process.keep()))
             if ours:
-                await _one_job(stage)
+                await one_job(stage)
             found = await _story(stage)
             if isinstance(server, GivenCluster):
                 found["server"] = server.version
@@ -182,7 +182,7 @@ async def measure(row: Row, queue: Queue, kubeconfig: Path | None = None) -> tup
             await client.close()
 
 
-async def _prepare(stage: Stage) -> None:
+async def prepare(stage: Stage) -> None:
     row, server = stage.row, stage.server
     for number in range(row.tenants):
         await asyncio.to_thread(server.make_namespace, f"team-{number}")
@@ -211,7 +211,7 @@ async def _prepare(stage: Stage) -> None:
         await asyncio.sleep(0.5)
 
 
-async def _one_job(stage: Stage) -> None:
+async def one_job(stage: Stage) -> None:
     """The operator has started when one job has run; it is not counted."""
     first = replace(stage.row, name="first", jobs=1, pods=1, seconds=0.0)
     if stage.row.made_of is JOBS:

@@ -94,7 +94,7 @@ class Watcher:
         return done >= count
 
     def _show(self, what: str, done: int, count: int) -> None:
-        bar = f"{'#' * (20 * done // count):20}" if count else ""
+        bar = f"{'#' * min(20, 20 * done // count):20}" if count else ""
         begin, end = ("\r", "") if sys.stderr.isatty() and done < count else ("\r", "\n")
         print(
             f"{begin}    {self.now_s:6.0f} s  {bar}  {what}: {done} of {count}",

@@ -286,6 +286,20 @@ class FaultProxy:
         return web.Response(status=503)
 
 
+def every_second(*parts: str) -> Callable[[str, str], bool]:
+    """Matches every second write whose path contains one of ``parts``."""
+    seen = 0
+
+    def matches(method: str, path: str) -> bool:
+        nonlocal seen
+        if method == "GET" or not any(part in path for part in parts):
+            return False
+        seen += 1
+        return seen % 2 == 0
+
+    return matches
+
+
 def _headers(request: web.Request) -> dict[str, str]:
     return {k: v for k, v in request.headers.items() if k.lower() not in _HOP | {"accept-encoding"}}
 

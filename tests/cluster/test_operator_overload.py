@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster, gang_job
 from tests.cluster.kubelet import Script
-from tests.cluster.proxy import Write
+from tests.cluster.proxy import Write, every_second
 from tests.cluster.tenancy import becomes
 
 from busbar.kube.client import Object
@@ -103,7 +102,11 @@ async def test_refusing_every_second_write_with_429_loses_and_doubles_nothing(ap
         await cluster.start(**CALM)
         await becomes(lambda: _ready(cluster), bool)
         cluster.proxy.answer(
-            _every_second(), 429, "TooManyRequests", headers={"Retry-After": "0"}, times=10_000
+            every_second("/trainingjobs", "/pods"),
+            429,
+            "TooManyRequests",
+            headers={"Retry-After": "0"},
+            times=10_000,
         )
         names = await submit(cluster, 6)
         await reach(cluster, Succeeded=6)
@@ -117,7 +120,7 @@ async def test_writes_that_were_done_and_answered_504_are_not_done_twice(apiserv
     async with Cluster(apiserver, script=ends, cpu="4") as cluster:
         await cluster.start(**CALM)
         await becomes(lambda: _ready(cluster), bool)
-        cluster.proxy.answer_after(_every_second(), 504, "Timeout", times=10_000)
+        cluster.proxy.answer_after(every_second("/trainingjobs", "/pods"), 504, "Timeout", times=10_000)
         names = await submit(cluster, 6)
         await reach(cluster, Succeeded=6)
         assert any(w.status == 504 for w in cluster.proxy.writes)
@@ -148,20 +151,6 @@ async def test_a_restart_on_many_waiting_jobs_writes_none_of_them_again(apiserve
 def _acts(write: Write) -> bool:
     status: dict[str, Any] = write.body.get("status") or {}
     return str(status.get("phase", "Queued")) != "Queued"
-
-
-def _every_second() -> Callable[[str, str], bool]:
-    """Matches every second write of jobs and pods."""
-    count = 0
-
-    def matches(method: str, path: str) -> bool:
-        nonlocal count
-        if method == "GET" or not any(part in path for part in ("/trainingjobs", "/pods")):
-            return False
-        count += 1
-        return count % 2 == 0
-
-    return matches
 
 
 async def _ready(cluster: Cluster) -> bool:
