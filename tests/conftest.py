@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
+from tools.tiers import TIERS
 
 settings.register_profile(
     "busbar",
@@ -28,6 +29,21 @@ settings.load_profile("busbar")
 # `derandomize` alone gives other examples after each change of any module, and in another order of the tests.  It has
 # no setting for this (6.170); `tests/house/test_examples.py` fails if the name below means something else one day.
 providers._get_local_constants = Constants
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse a test whose tier looks in other folders: it would never run."""
+    for item in items:
+        folder = item.path.relative_to(config.rootpath).parent
+        for tier in TIERS:
+            if item.get_closest_marker(tier.marker or "-") is None:
+                continue
+            if not any(folder.is_relative_to(place) for place in tier.where):
+                raise pytest.UsageError(
+                    f"{item.nodeid} has the marker `{tier.marker}`, and the tier {tier.name} looks in "
+                    f"{', '.join(tier.where)} only: add its folder to tools/tiers.py"
+                )
 
 
 @pytest.hookimpl(wrapper=True)
