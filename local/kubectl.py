@@ -14,6 +14,9 @@ from busbar.local.build import binary
 from busbar.local.errors import StartError
 
 Object = dict[str, Any]
+LATE = ("etcdserver: request timed out", "etcdserver: leader changed", "etcdserver: no leader")
+"""What the API server says where etcd did not write in its time."""
+APPLY_TRIES, APPLY_PAUSE_S = 6, 5.0
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,23 @@ class Kubectl:
         return found
 
     def apply(self, objects: Iterable[Object], *, owner: str = "busbar-local") -> None:
-        """Server-side apply; safe to repeat."""
+        """Server-side apply; safe to repeat, and repeated where etcd is late.
+
+        On a slow disk it is while images are unpacked beside it.
+        """
         items = list(objects)
-        if items:
-            text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
-            flags = ("--server-side", "--force-conflicts", f"--field-manager={owner}", "-f", "-")
-            self.run("apply", *flags, stdin=text)
+        if not items:
+            return
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+        flags = ("--server-side", "--force-conflicts", f"--field-manager={owner}", "-f", "-")
+        for left in reversed(range(APPLY_TRIES)):
+            try:
+                self.run("apply", *flags, stdin=text)
+                return
+            except StartError as error:
+                if not left or not any(words in str(error) for words in LATE):
+                    raise
+                time.sleep(APPLY_PAUSE_S)
 
     def answers(self) -> bool:
         """Whether the API server is ready to serve."""
