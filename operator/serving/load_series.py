@@ -7,8 +7,6 @@ Periods without a sample are gaps, and a restart of the operator begins anew.
 
 from __future__ import annotations
 
-import math
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from datetime import UTC, datetime
 
 from busbar.kube.contracts.demand import ServiceDemand, Totals
 from busbar.kube.contracts.service_series import Numbers, PoolSeries, SeriesSpan, ServiceSeries
+from busbar.operator.ring import Ring
 from busbar.operator.serving.history import Counts, counts_since, percentile_ms
 from busbar.operator.serving.replica_speed import PERCENTILE
 
@@ -52,43 +51,30 @@ class Columns:
 
     def __init__(self, periods: int) -> None:
         self._periods = periods
-        self._slots: dict[str, array[float]] = {}
-        self._newest = -1
+        self._rings: dict[str, Ring] = {}
 
-    def begin(self, index: int) -> None:
-        """Goes on to a period that is newer than all others."""
-        for gap in range(max(self._newest + 1, index - self._periods + 1), index + 1):
-            for column in self._slots.values():
-                column[gap % self._periods] = math.nan
-        self._newest = index
-
-    def put(self, name: str, value: float) -> None:
-        """In the newest period, in place of what was there."""
-        column = self._slots.setdefault(name, array("f", [math.nan]) * self._periods)
-        column[self._newest % self._periods] = value
+    def put(self, name: str, index: int, value: float) -> None:
+        """In this period, in place of what was there."""
+        self._rings.setdefault(name, Ring(self._periods)).put(index, value)
 
     def last(self, name: str, index: int) -> Numbers:
         """Of as many periods as are kept, ending with this one; the oldest first."""
-        column = self._slots.get(name)
-        indexes = range(index - self._periods + 1, index + 1)
-        return tuple(None if column is None else self._at(column, each) for each in indexes)
+        ring = self._rings.get(name)
+        if ring is None:
+            return (None,) * self._periods
+        found = ring.last(index, self._periods)
+        return tuple(None if value is None else float(f"{value:.4g}") for value in found)
 
-    def is_zero(self, name: str) -> bool:
-        """Whether there was never anything but zero."""
-        return not any(value > 0 for value in self._slots.get(name, ()))
+    def is_zero(self, name: str, index: int) -> bool:
+        """Whether there was nothing but zero in the periods that end with this one."""
+        return not any(self.last(name, index))
 
     def forget(self, name: str) -> None:
-        self._slots.pop(name, None)
+        self._rings.pop(name, None)
 
     def with_prefix(self, prefix: str) -> list[str]:
         """What comes after it in names of columns."""
-        return [name.removeprefix(prefix) for name in self._slots if name.startswith(prefix)]
-
-    def _at(self, column: array[float], index: int) -> float | None:
-        if index > self._newest or index <= self._newest - self._periods or index < 0:
-            return None
-        value = column[index % self._periods]
-        return None if math.isnan(value) else float(f"{value:.4g}")
+        return [name.removeprefix(prefix) for name in self._rings if name.startswith(prefix)]
 
 
 @dataclass
@@ -158,8 +144,7 @@ class LoadSeries:
             period = self._periods.get(span)
             if period is None or period.index != index:
                 period = self._periods[span] = _Period(index)
-                columns.begin(index)
-                _forget_empty_pools(columns)
+                _forget_empty_pools(columns, index)
             period.told_s += seconds
             period.arrivals += arrivals
             period.counts.add(counts)
@@ -169,7 +154,7 @@ class LoadSeries:
                 period.add(_CAPACITY, {pool: parts.get(pool, 0.0) for pool in pools})
                 period.sums[_CAPACITY + _ALL] += sample.capacity_rps
             for name, value in period.values(sample.percentile).items():
-                columns.put(name, value)
+                columns.put(name, index, value)
 
     def _since(self, demand: ServiceDemand | None, now_s: float) -> tuple[int, Counts, float]:
         """Arrivals and answers since the reading before, and for how long. Of the first one nothing is known but where
@@ -223,8 +208,8 @@ class LoadSeries:
         )
 
 
-def _forget_empty_pools(columns: Columns) -> None:
+def _forget_empty_pools(columns: Columns, index: int) -> None:
     for pool in columns.with_prefix(_READY):
-        if columns.is_zero(_READY + pool):
+        if columns.is_zero(_READY + pool, index):
             columns.forget(_READY + pool)
             columns.forget(_CAPACITY + pool)

@@ -8,7 +8,8 @@ from collections import defaultdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from busbar.operator.power.rings import Ring, Series
+from busbar.operator.power.rings import Series
+from busbar.operator.ring import Ring
 
 SIZE = 5
 ADDED = st.lists(st.tuples(st.integers(0, 7), st.floats(0, 1000, width=16) | st.just(math.nan)), max_size=40)
@@ -36,6 +37,15 @@ def test_a_ring_holds_the_means_of_its_last_periods_and_gaps_elsewhere(
         else:
             assert found is not None
             assert math.isclose(found, math.fsum(known[at]) / len(known[at]), rel_tol=1e-4, abs_tol=1e-4)
+
+
+def test_a_value_that_is_put_takes_the_place_of_its_period_and_is_old_with_it() -> None:
+    ring = Ring(SIZE)
+    for index, value in ((3, 1.0), (3, 5.0), (5, 2.0), (4, 9.0), (5, math.nan)):
+        ring.put(index, value)
+    assert ring.last(6, 5) == [None, 5.0, None, 2.0, None]
+    ring.put(3 + SIZE, 7.0)
+    assert ring.last(3 + SIZE, SIZE) == [None, 2.0, None, None, 7.0]
 
 
 def test_a_minute_is_the_mean_of_its_seconds() -> None:
