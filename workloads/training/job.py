@@ -18,10 +18,11 @@ from pydantic import BaseModel, ValidationError
 from busbar.kube.types.checkpoint import CheckpointPolicy as CheckpointFields
 from busbar.kube.types.quantity import to_bytes
 from busbar.kube.types.rules import refusals
+from busbar.kube.types.training_data import BadRow
+from busbar.kube.types.training_data import DataFields as RowFields
+from busbar.kube.types.training_data import DataSource as DataFields
 from busbar.kube.types.training_engine import Adapter as AdapterFields
-from busbar.kube.types.training_engine import BadRow, Order, Sharding, TrainingEngine
-from busbar.kube.types.training_engine import DataFields as RowFields
-from busbar.kube.types.training_engine import DataSource as DataFields
+from busbar.kube.types.training_engine import Order, Sharding, TrainingEngine
 from busbar.kube.types.training_job import TrainingJob
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.settings import (
