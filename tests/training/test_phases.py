@@ -39,6 +39,7 @@ def _train(document: dict[str, Any], claims: Path) -> None:
     from busbar.workloads.training import run as run_module
     from busbar.workloads.training.control import Control
     from busbar.workloads.training.environment import run_from_manifest
+    from busbar.workloads.training.memory_report import MemoryReport
     from busbar.workloads.training.report import Lines
     from busbar.workloads.training.status import Status
 
@@ -47,7 +48,7 @@ def _train(document: dict[str, Any], claims: Path) -> None:
     # above the plan were measured for the same step, and 47 to 48 with it.
     assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MIB)
     base: list[int] = []
-    make, measuring = choice.make_plan, run_module.Session._measuring
+    make, measuring = choice.make_plan, MemoryReport.measuring
 
     def make_tight(demand: Any, limits: Any, mode: str) -> Any:
         """With two buffers for the snapshot, the minimum."""
@@ -67,14 +68,14 @@ def _train(document: dict[str, Any], claims: Path) -> None:
         return plan
 
     @contextmanager
-    def enforced(self: run_module.Session, phase: str) -> Iterator[None]:
+    def enforced(self: MemoryReport, phase: str) -> Iterator[None]:
         limit = base[0] + self.plan.phases[phase] + ALLOWANCE
         resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
         with measuring(self, phase):
             yield
 
     choice.make_plan = make_tight
-    run_module.Session._measuring = enforced  # type: ignore[method-assign]
+    MemoryReport.measuring = enforced  # type: ignore[method-assign]
     status, log = Status(), io.StringIO()
     described = run_from_manifest(document, claims, None, {})
     code = run_module.run(described, status, Control(), Lines("limited", log))

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from busbar.workloads.training.choice import make_plan
+from busbar.workloads.training.disk_plan import disk_shortage
 from busbar.workloads.training.errors import InfeasiblePlan, InvalidJob
 from busbar.workloads.training.fixes import MOST, Fix, find_fixes
 from busbar.workloads.training.layouts import first_that_fits
@@ -28,7 +29,6 @@ from busbar.workloads.training.plan import (
     MemoryPlan,
     aligned,
     copy_bytes,
-    disk_shortage,
     lay_out,
     own_checkpoint_bytes,
 )

@@ -20,12 +20,13 @@ from busbar.workloads.training import plan as plan_module
 from busbar.workloads.training.async_checkpoint import Saver
 from busbar.workloads.training.checkpoint import CheckpointFolder
 from busbar.workloads.training.choice import make_plan
+from busbar.workloads.training.disk_plan import scratch_shortage, too_slow
 from busbar.workloads.training.disk_tensor import DiskTensor, measure_disk
 from busbar.workloads.training.errors import InfeasiblePlan
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.layouts import first_that_fits
 from busbar.workloads.training.model import open_model
-from busbar.workloads.training.plan import Demand, GroupSize, MemoryPlan, scratch_shortage, too_slow
+from busbar.workloads.training.plan import Demand, GroupSize, MemoryPlan
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, lay_out_streamed
 from busbar.workloads.training.trainer import Trainer
 

@@ -10,16 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from busbar.workloads.training.disk_plan import disk_shortage, scratch_shortage, too_slow
 from busbar.workloads.training.disk_tensor import measure_disk
 from busbar.workloads.training.paths import Places, free_disk
-from busbar.workloads.training.plan import (
-    Demand,
-    MemoryPlan,
-    disk_shortage,
-    scratch_shortage,
-    shown_bytes,
-    too_slow,
-)
+from busbar.workloads.training.plan import Demand, MemoryPlan, shown_bytes
 
 if TYPE_CHECKING:
     from busbar.workloads.training.run import Run

@@ -52,7 +52,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from busbar.workloads.training.errors import InfeasiblePlan
 from busbar.workloads.training.parity import Stripes
 from busbar.workloads.training.settings import (
     BF16,
@@ -81,7 +80,6 @@ MIN_BLOCKS = 2  # one is filled while the other is written
 RANDOM_STATE_BYTES = 8192
 COPIES = 2  # of the state in memory: one is whole while the other is written
 PARITY_PIECE_BYTES = 2**20  # of what ranks add up at a time
-MOST_DISK_S = 600  # of a step that waits for state on disk: a run of a thousand such steps takes a week
 COPY_HEADER_BYTES = 2**20  # names, shapes and checksums of all tensors of a copy of the state
 SLOTS = 3  # one loading, one updating, one storing
 AHEAD = (
@@ -533,58 +531,6 @@ def why_activations(demand: Demand, way: str) -> str:
     if way == SWAP:
         return f"because no layout fits that recomputes them ({shown_bytes(demand.recompute_bytes or 0)})"
     return "because they fit" if demand.recompute_bytes is not None else "because this model cannot recompute"
-
-
-def scratch_shortage(plan: MemoryPlan, free: int) -> InfeasiblePlan | None:
-    """Why `free` bytes of a scratch disk do not hold the state that the plan puts there, or None."""
-    if plan.disk_bytes <= free:
-        return None
-    why = f"state on disk needs {shown_bytes(plan.disk_bytes)} of scratch disk, and {shown_bytes(free)} are free"
-    return InfeasiblePlan(why, [f"shape.memory: at least {-(-plan.disk_bytes // 2**20)}Mi more"])
-
-
-def too_slow(plan: MemoryPlan, seconds: float) -> InfeasiblePlan | None:
-    """Why state on a disk that takes so many seconds in each step makes no sense, or None."""
-    if seconds <= MOST_DISK_S:
-        return None
-    why = (
-        f"each step would read {shown_bytes(plan.disk_bytes)} of state from disk and write them back in {seconds:.0f} s, and "
-        f"more than {MOST_DISK_S} s are refused"
-    )
-    return InfeasiblePlan(
-        why, [f"shape.memory: at least {-(-plan.disk_bytes // 2**20)}Mi more", "a faster disk"]
-    )
-
-
-def disk_owners(plan: MemoryPlan, demand: Demand, keep: int, tokens: int) -> dict[str, int]:
-    """Bytes of what a run keeps on disks, of all ranks: checkpoints, one more being written, and the result; its tokens; and the
-    state of one rank that is on a scratch disk."""
-    found = {
-        "checkpoints": plan.checkpoint_bytes * (keep + 1),
-        "result": demand.result_bytes,
-        "tokens": tokens,
-        "state": plan.disk_bytes,
-    }
-    return {owner: size for owner, size in found.items() if size}
-
-
-def disk_shortage(
-    plan: MemoryPlan, demand: Demand, keep: int, free: int, tokens: int = 0
-) -> InfeasiblePlan | None:
-    """Why `free` bytes do not hold what the run writes beside its checkpoints, or None: those, one being written, the result, and
-    so many bytes of tokens."""
-    others = demand.result_bytes + tokens
-    needed = plan.checkpoint_bytes * (keep + 1) + others
-    if needed <= free:
-        return None
-    fits = (free - others) // plan.checkpoint_bytes - 1
-    text = f", about {shown_bytes(tokens)} of tokens" if tokens else ""
-    why = (
-        f"{keep} checkpoints of {shown_bytes(plan.checkpoint_bytes)}, one more while it is written{text} and the result need "
-        f"{shown_bytes(needed)} of disk, and {shown_bytes(free)} are free"
-    )
-    fewer = [f"checkpoint.keep: {fits}"] if fits >= 1 else []
-    return InfeasiblePlan(why, [*fewer, f"a claim with at least {-(-(needed - free) // 2**20)}Mi more"])
 
 
 def block_bytes(checkpoint: int) -> int:

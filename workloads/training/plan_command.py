@@ -428,8 +428,9 @@ def _mode(
     gang: GangMachine | None,
 ) -> dict[str, Any]:
     from busbar.workloads.training.choice import closest, make_plan
+    from busbar.workloads.training.disk_plan import too_slow
     from busbar.workloads.training.errors import InfeasiblePlan, InvalidJob
-    from busbar.workloads.training.plan import own_checkpoint_bytes, too_slow
+    from busbar.workloads.training.plan import own_checkpoint_bytes
 
     try:
         made = make_plan(demand, limits, mode)

@@ -12,8 +12,7 @@ import math
 import os
 import platform
 import traceback
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,7 +135,6 @@ class Session:
         self.run, self.spec, self.places = run, run.spec, run.places
         self.status, self.control, self.reporter = status, control, reporter
         self.fingerprint: dict[str, str | None] = {}
-        self.measured: dict[str, int] = {}  # host bytes by phase
         self.held_out: list[Row] = []
         self.prediction: Prediction | None = None
         self.disk_bytes_per_s: float | None = None
@@ -146,8 +144,6 @@ class Session:
         self.together: Together | None = None
         self.fence = Fence(run.places.checkpoints, run.owner, Turn(run.attempt, run.replacement))
         self.flops_per_token: int | None = None
-        self.token_bytes = 0
-        """Of the run's tokens on disk; 0: not known yet, or another rank's."""
 
     def go(self) -> None:
         """The phases in order."""
@@ -155,9 +151,9 @@ class Session:
         together = self._join()
         corpus = self._open(together)
         recipe, plan = self._plan(together)
-        with self._measuring("step"):  # it takes steps with a part of the model
+        with self.memory.measuring("step"):  # it takes steps with a part of the model
             self._predict(recipe, plan, together)
-        with self._measuring("preparation"):
+        with self.memory.measuring("preparation"):
             prepared = self._prepare(corpus, together)
         with closing(prepared):
             self._work(recipe, plan, prepared, corpus, together)
@@ -167,18 +163,18 @@ class Session:
         self, recipe: ModelRecipe, plan: MemoryPlan, prepared: Prepared, corpus: Corpus, together: Together
     ) -> None:
         """Train, evaluate and write the result."""
-        with self._measuring("start"):
+        with self.memory.measuring("start"):
             trainer = self._build(recipe, plan, together)
         try:
-            with self._measuring("step"):
+            with self.memory.measuring("step"):
                 self._train(trainer, prepared, corpus, together)
             if together.first:
                 self._tell_bad_rows(prepared)
             evaluation = None
             if together.first or trainer.peers is not None:  # all ranks have a part of the weights
-                with self._measuring("evaluation"):
+                with self.memory.measuring("evaluation"):
                     evaluation = self._evaluate(trainer, prepared, corpus, together)
-            with self._measuring("export"):
+            with self.memory.measuring("export"):
                 trainer.gather_whole()
                 if together.first:
                     self._export(trainer, prepared, evaluation)
@@ -289,13 +285,13 @@ class Session:
             CUDA_RESERVE_BYTES,
             RESERVE_BYTES,
             SUPERVISOR_BYTES,
-            PeakMeter,
             host_limit_bytes,
         )
         from busbar.workloads.machine.streams import enforce_device_limit, make_repeatable
         from busbar.workloads.training import disk_room, model
         from busbar.workloads.training.choice import make_plan
         from busbar.workloads.training.identity import same_plan
+        from busbar.workloads.training.memory_report import MemoryReport
         from busbar.workloads.training.plan import COPIES, MemoryLimits
         from busbar.workloads.training.tokenizer import end_of_text_id, load_tokenizer, table_size
 
@@ -325,8 +321,9 @@ class Session:
         if not on_cpu:
             enforce_device_limit(limit, torch.cuda.get_device_properties(self.device).total_memory)
         self.reporter.note(plan.explain())
-        self.plan, self.demand, self.meter = plan, demand, PeakMeter()
-        self.status.update(mode=plan.mode, activations=plan.activations, memory=self._memory())
+        self.plan, self.demand = plan, demand
+        self.status.update(mode=plan.mode, activations=plan.activations)
+        self.memory = MemoryReport(plan, demand, self.run.checkpoint.keep, self.status)
         together.agree(same_plan(self.spec, plan))
         return recipe, plan
 
@@ -387,38 +384,11 @@ class Session:
             ),
         )
 
-    @contextmanager
-    def _measuring(self, phase: str) -> Iterator[None]:
-        """Compare the host memory that `phase` uses with the plan."""
-        self.meter.reset()
-        yield
-        self.measured[phase] = max(self.meter.peak_bytes(), self.measured.get(phase, 0))
-        self.status.update(memory=self._memory())
-
-    def _memory(self) -> dict[str, Any]:
-        """As the status has it: the plan's bytes by owner, and of each phase the measured ones."""
-        from busbar.workloads.training.plan import disk_owners
-
-        plan = self.plan
-        return {
-            "phases": {
-                phase: {"plannedBytes": size, "measuredBytes": self.measured.get(phase)}
-                for phase, size in plan.phases.items()
-            },
-            "deviceBytes": plan.device_bytes,
-            "deviceLimitBytes": plan.limits.device_bytes,
-            "hostBytes": plan.host_bytes,
-            "deviceOwners": dict(plan.device),
-            "hostOwners": dict(plan.host),
-            "diskOwners": disk_owners(plan, self.demand, self.run.checkpoint.keep, self.token_bytes),
-        }
-
     def _check_token_room(self, there: int, missing: int) -> None:
         """Refuse a run for whose tokens there is no room beside its other files, before they are made."""
         from busbar.workloads.training.disk_room import check_files
 
-        self.token_bytes = there + missing
-        self.status.update(memory=self._memory())
+        self.memory.has_tokens(there + missing)
         check_files(self.run, self.plan, self.demand, missing)
 
     def _prepare(self, corpus: Corpus, together: Together) -> Prepared:
