@@ -14,7 +14,7 @@ from typing import Any
 from busbar.local.build import binary
 from busbar.local.errors import StartError
 from busbar.local.images.recipe import package_folder
-from busbar.local.kubectl import Kubectl, Object
+from busbar.local.kubectl import Kubectl, Object, repeated
 from busbar.local.parts import CLIENTS
 from busbar.local.progress import say, step
 from busbar.local.simulated import POOL_TAINT, simulated_power, tolerating
@@ -74,16 +74,13 @@ def install(helm: Helm, kubectl: Kubectl, values: dict[str, Any], objects: list[
         return False
     crds, platform = found
     with step("helm: resource types"):
-        helm.run(
-            "upgrade", "--install", "busbar-crds", str(crds), "--namespace", NAMESPACE, "--create-namespace"
-        )
+        upgrade(helm, kubectl, "busbar-crds", str(crds), "--create-namespace")
     with step("pools and tenants"):
         apply_patiently(kubectl, objects)
     with step("helm: the platform"), tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(values, file)
         file.flush()
-        unlock(kubectl)
-        helm.run("upgrade", "--install", RELEASE, str(platform), "--namespace", NAMESPACE, "-f", file.name)
+        upgrade(helm, kubectl, RELEASE, str(platform), "-f", file.name)
     for name in DEPLOYMENTS:
         with step(f"roll out {name}"):
             roll_out(kubectl, name)
@@ -110,8 +107,18 @@ def apply_patiently(kubectl: Kubectl, objects: list[Object], pause_s: float = 1.
         time.sleep(pause_s)
 
 
+def upgrade(helm: Helm, kubectl: Kubectl, release: str, *arguments: str) -> None:
+    """Install or upgrade a release, again where etcd is late."""
+
+    def once() -> None:
+        unlock(kubectl)
+        helm.run("upgrade", "--install", release, "--namespace", NAMESPACE, *arguments)
+
+    repeated(once)
+
+
 def unlock(kubectl: Kubectl) -> None:
-    """Delete the record of an interrupted installation, because helm would refuse every later one."""
+    """Delete the records of interrupted installations, because helm would refuse every later one."""
     pending = "owner=helm,status in (pending-install,pending-upgrade,pending-rollback)"
     kubectl.run("-n", NAMESPACE, "delete", "secrets", "-l", pending, "--ignore-not-found")
 

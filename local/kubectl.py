@@ -8,15 +8,31 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from busbar.local.build import binary
 from busbar.local.errors import StartError
 
 Object = dict[str, Any]
+T = TypeVar("T")
 LATE = ("etcdserver: request timed out", "etcdserver: leader changed", "etcdserver: no leader")
 """What the API server says where etcd did not write in its time."""
-APPLY_TRIES, APPLY_PAUSE_S = 6, 5.0
+LATE_TRIES, LATE_PAUSE_S = 6, 5.0
+
+
+def repeated(call: Callable[[], T]) -> T:
+    """What ``call`` returns, made again where etcd was late: on a slow disk it is while images are unpacked beside it.
+
+    The call must be safe to repeat: what it asked for may have been done.
+    """
+    for _ in range(LATE_TRIES - 1):
+        try:
+            return call()
+        except StartError as error:
+            if not any(words in str(error) for words in LATE):
+                raise
+        time.sleep(LATE_PAUSE_S)
+    return call()
 
 
 @dataclass(frozen=True)
@@ -26,11 +42,14 @@ class Kubectl:
     kubeconfig: Path
 
     def run(self, *arguments: str, stdin: str | None = None, timeout_s: float = 120) -> str:
-        """Run kubectl; returns its output.
+        """Run kubectl, again where etcd is late; returns its output.
 
         Raises:
             StartError: it failed; contains its error output.
         """
+        return repeated(lambda: self._run(arguments, stdin, timeout_s))
+
+    def _run(self, arguments: tuple[str, ...], stdin: str | None, timeout_s: float) -> str:
         command = [str(binary("kubectl")), "--kubeconfig", str(self.kubeconfig), *arguments]
         try:
             done = subprocess.run(
@@ -50,23 +69,13 @@ class Kubectl:
         return found
 
     def apply(self, objects: Iterable[Object], *, owner: str = "busbar-local") -> None:
-        """Server-side apply; safe to repeat, and repeated where etcd is late.
-
-        On a slow disk it is while images are unpacked beside it.
-        """
+        """Server-side apply; safe to repeat."""
         items = list(objects)
         if not items:
             return
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
         flags = ("--server-side", "--force-conflicts", f"--field-manager={owner}", "-f", "-")
-        for left in reversed(range(APPLY_TRIES)):
-            try:
-                self.run("apply", *flags, stdin=text)
-                return
-            except StartError as error:
-                if not left or not any(words in str(error) for words in LATE):
-                    raise
-                time.sleep(APPLY_PAUSE_S)
+        self.run("apply", *flags, stdin=text)
 
     def answers(self) -> bool:
         """Whether the API server is ready to serve."""

@@ -26,7 +26,7 @@ line=$(head -n 1 {tmp_path}/fails); sed -i 1d {tmp_path}/fails
     )
     program.chmod(0o755)
     monkeypatch.setattr(kubectl, "binary", lambda name: program)
-    monkeypatch.setattr(kubectl, "APPLY_PAUSE_S", 0.0)
+    monkeypatch.setattr(kubectl, "LATE_PAUSE_S", 0.0)
     (tmp_path / "tries").touch()
     return tmp_path / "tries"
 
@@ -45,7 +45,7 @@ def test_objects_are_applied_again_where_etcd_was_late(tries: Path) -> None:
 
 
 def test_what_stays_late_or_is_refused_ends_with_what_kubectl_said(tries: Path) -> None:
-    late = kubectl.APPLY_TRIES
+    late = kubectl.LATE_TRIES
     fail(tries, *[LATE] * (late + 1))
     with pytest.raises(StartError, match="request timed out"):
         kubectl.Kubectl(tries.with_name("kubeconfig")).apply([ITEM])
