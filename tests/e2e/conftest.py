@@ -9,10 +9,22 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from tests.e2e.instance import BUSBAR, Cluster
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test says what the cluster looked like: afterwards it is gone."""
+    report = yield
+    cluster = item.funcargs.get("cluster") if isinstance(item, pytest.Function) else None
+    if report.failed and isinstance(cluster, Cluster):
+        report.sections.append(("the cluster", cluster.evidence()))
+    return report
 
 
 @pytest.fixture(scope="session")

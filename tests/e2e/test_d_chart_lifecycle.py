@@ -38,7 +38,7 @@ def test_uninstall_keeps_peoples_objects_and_running_pods_and_reinstall_adopts_t
     cluster.run(cluster.helm, "uninstall", "busbar", "-n", SYSTEM, "--wait")
     assert cluster.get("-n", "demo", "trainingjob", name)["metadata"]["name"] == name
     assert cluster.get("tenants")["items"]
-    subprocess.run([*BUSBAR, "up", "--name", cluster.name], check=True, capture_output=True)
+    cluster.up()
     cluster.wait("the end of the job", lambda: cluster.phase("trainingjob", name) == "Succeeded", 300)
     pods = cluster.get("-n", "demo", "pods", "-l", f"busbar.dev/job={name}")["items"]
     assert [p["metadata"]["uid"] for p in pods] in ([pod], []), "the running pod was replaced"
@@ -53,7 +53,7 @@ def test_a_stopped_cluster_comes_back_with_its_objects_and_its_platform(cluster:
     assert len(platform) == 4, "operator, API, gateway, and the player of the simulated nodes' power"
     subprocess.run([*BUSBAR, "down", "--name", cluster.name], check=True)
     stopped = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    subprocess.run([*BUSBAR, "up", "--name", cluster.name], check=True)
+    cluster.up()
     assert before <= set(cluster.kube(*listed).split())
     started = "jsonpath={.items[*].status.containerStatuses[*].state.running.startedAt}"
     ready = "jsonpath={.items[*].status.readyReplicas}"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.instance import BUSBAR, Cluster, small_job
+from tests.e2e.instance import Cluster, busbar, small_job
 
 pytestmark = pytest.mark.node
 
@@ -34,12 +33,6 @@ def as_admin(cluster: Cluster, folder: Path) -> dict[str, str]:
         "KUBECONFIG": cluster.kubeconfig,
         "XDG_CONFIG_HOME": str(folder),
     }
-
-
-def busbar(env: Mapping[str, str], *arguments: str) -> str:
-    done = subprocess.run([*BUSBAR, *arguments], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, f"busbar {' '.join(arguments)}: {done.stderr or done.stdout}"
-    return done.stdout
 
 
 def accounts(env: Mapping[str, str]) -> dict[str, Any]:
@@ -73,7 +66,8 @@ def purge(cluster: Cluster) -> None:
 
 
 def test_a_purged_cluster_is_restored_with_its_usage_and_its_tokens(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.wait("an empty queue", lambda: not cluster.get("-n", "demo", "pods")["items"])
+    cluster.kube("-n", "demo", "delete", "modelservices,trainingjobs", "--all", "--wait=false")
+    cluster.wait("an empty queue", lambda: not cluster.get("-n", "demo", "pods")["items"], 240)
     alice = token_of(cluster, "alice", "user")
     cluster.submit(small_job(JOB))
     cluster.wait("the job's end", lambda: cluster.phase("trainingjob", JOB) == "Succeeded", 240)
@@ -90,7 +84,7 @@ def test_a_purged_cluster_is_restored_with_its_usage_and_its_tokens(cluster: Clu
     busbar(env, "backup", str(file), "--passphrase-file", str(phrase))
 
     purge(cluster)
-    subprocess.run([*BUSBAR, "up", "--name", cluster.name], check=True, capture_output=True)
+    cluster.up()
     assert not cluster.get("-n", "demo", "trainingjobs")["items"]
     env = as_admin(cluster, tmp_path)
     cluster.kube("-n", SYSTEM, "scale", "deploy/busbar-gateway", "--replicas", "0")
