@@ -57,6 +57,7 @@ async def test_a_surplus_replica_sleeps_is_not_routed_to_and_wakes_before_anothe
     apiserver: ApiServer,
 ) -> None:
     engines = Engines()
+    engines.running["nap-0"] = 2  # so that nap-1, with fewer, is the one that may go
     async with Cluster(apiserver, script=engines) as cluster:
         await cluster.start()
         await cluster.create(nap(replicas=2))
