@@ -48,7 +48,7 @@ from tests.serving.models import EOS, VOCAB, save_model
 
 from busbar.kube.contracts import bearers
 from busbar.kube.types.performance_profile import StepModel as Reported
-from busbar.operator.pods import manifests
+from busbar.operator.pods import manifests, replica_pods
 from busbar.operator.pods.model_server import Exposition, ModelServer
 from busbar.operator.serving.replica_speed import usable
 from busbar.scheduler.autoscale.step_model import Bucket, Slo, StepModel, token_s
@@ -110,7 +110,7 @@ async def serving(executable: Path, folder: Path, http: aiohttp.ClientSession) -
     told = json.loads((model / "tokenizer_config.json").read_text())
     (model / "tokenizer_config.json").write_text(json.dumps(told | {"chat_template": TEMPLATE}))
     of = service(name="m", engine="vllm", image="vllm", args=ARGUMENTS, drainSeconds=60)
-    body = manifests.service_pod(
+    body = replica_pods.service_pod(
         of, index=0, model_uri="pvc://claim/model", placement=placement(), pool=pool(), rendering=RENDERING
     )
     [container] = body["spec"]["containers"]

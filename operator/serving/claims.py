@@ -12,8 +12,8 @@ from busbar.kube.types.model_service import ServiceEngine
 from busbar.kube.types.service_status import ModelServiceStatus, PoolReplicas, ScalingCause
 from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods.claims import Claim, per_pod
-from busbar.operator.pods.manifests import service_pod_name
 from busbar.operator.pods.replica_place import place_of
+from busbar.operator.pods.replica_pods import service_pod_name
 from busbar.operator.profiles.table import Workload
 from busbar.operator.serving.engine_mode import engine_mode
 from busbar.operator.serving.replicas import is_pinned, startable, wanted_indexes, wanted_places

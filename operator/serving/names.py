@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from busbar.kube.informer import Key
 from busbar.kube.types import ModelService
-from busbar.operator.pods.manifests import KIND_SERVICE, service_pod_name
+from busbar.operator.pods.manifests import KIND_SERVICE
+from busbar.operator.pods.replica_pods import service_pod_name
 from busbar.operator.watch.projections import Pod
 
 

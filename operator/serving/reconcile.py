@@ -21,7 +21,7 @@ from busbar.kube.informer import Key
 from busbar.kube.resources import PODS, SECRETS
 from busbar.kube.types.reasons import Reason
 from busbar.operator.decisions import Admit, Decision, Release
-from busbar.operator.pods import manifests
+from busbar.operator.pods import manifests, replica_pods
 from busbar.operator.pods.replica_place import place_of, placement_note
 from busbar.operator.pods.silent_nodes import is_given_up
 from busbar.operator.serving import warm
@@ -112,7 +112,7 @@ def _start(view: ServiceView, decisions: tuple[Decision, ...]) -> tuple[list[Act
         choice = engine_mode(view.service, view.model.made_by, pool)
         if choice is not None and choice.reason:
             reasons[choice.reason] = None
-        body = manifests.service_pod(
+        body = replica_pods.service_pod(
             view.service,
             index=decision.index,
             model_uri=view.model.uri,
@@ -244,7 +244,7 @@ def _leave(view: ServiceView, staying: Set[str]) -> list[Action]:
         elif pod.uid not in view.asked and not pod.is_vllm and not _drained(view, pod):
             actions.append(_drain(view, pod, staying))
         elif _drained(view, pod):
-            grace = view.service.spec.drain_seconds + manifests.DRAIN_MARGIN_S
+            grace = view.service.spec.drain_seconds + replica_pods.DRAIN_MARGIN_S
             actions.append(Delete(PODS, pod.key, pod.uid, grace))
     return actions
 
@@ -258,7 +258,7 @@ def _drain(view: ServiceView, pod: Pod, staying: Set[str]) -> PostToPod:
         if peer.uid in staying and peer.uid != pod.uid and peer.takes_requests and peer.bearers == pod.bearers
     ]
     spec = view.service.spec
-    decode = [p for p in able if manifests.replica_role(spec, p.rank) is not ReplicaRole.PREFILL]
+    decode = [p for p in able if replica_pods.replica_role(spec, p.rank) is not ReplicaRole.PREFILL]
     return PostToPod(pod.key, pod.uid, DRAIN_PATH, 5.0, peers=tuple(peer.key for peer in decode or able))
 
 

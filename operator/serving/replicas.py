@@ -9,7 +9,7 @@ from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.types import ModelService
 from busbar.kube.types.service_status import PoolReplicas
 from busbar.operator.accounting.budgets import Hold
-from busbar.operator.pods.manifests import FIRST_DECODE
+from busbar.operator.pods.replica_pods import FIRST_DECODE
 from busbar.operator.watch.projections import Pod
 
 

@@ -32,7 +32,7 @@ from busbar.kube.types.training_status import (
     TrainingJobStatus,
 )
 from busbar.operator.decisions import Admit, Deadline, Decision, Forecast, Lift, Release, Reserved, Wait
-from busbar.operator.pods import manifests
+from busbar.operator.pods import manifests, training_pods
 from busbar.operator.training.attempt_end import attempt_over, fail, finished
 from busbar.operator.training.deadline import with_deadline
 from busbar.operator.training.health import with_degraded
@@ -327,10 +327,10 @@ def _create(view: JobView, admission: Admission, missing: list[int]) -> JobUpdat
     if secret is not None:
         actions.append(Apply(SECRETS, secret))
     if placement.pods > 1:
-        service = manifests.gang_service(view.job)
+        service = training_pods.gang_service(view.job)
         actions.append(Create(SERVICES, key_of_body(service), service))
     for rank in missing:
-        body = manifests.training_pod(
+        body = training_pods.training_pod(
             view.job,
             attempt=view.status.attempt or 1,
             rank=rank,

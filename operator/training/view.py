@@ -12,7 +12,7 @@ from busbar.kube.types import AcceleratorPool, TrainingJob
 from busbar.kube.types.reasons import Reason
 from busbar.kube.types.training_status import TERMINAL_PHASES, Admission, PerPod, PowerUse, TrainingJobStatus
 from busbar.operator.accounting.budgets import FREE, Hold
-from busbar.operator.pods import manifests
+from busbar.operator.pods import manifests, training_pods
 from busbar.operator.pods.room import PodRoom
 from busbar.operator.settings import Settings
 from busbar.operator.watch.projections import Pod
@@ -170,7 +170,7 @@ def without_node(admission: Admission) -> list[int]:
 def pod_name(view: JobView, rank: int) -> str:
     """That of the newest pod of a rank in the present attempt."""
     times = replaced_times(view.status.admission).get(rank, 0)
-    return manifests.training_pod_name(view.job.metadata.name, view.status.attempt or 0, rank, times)
+    return training_pods.training_pod_name(view.job.metadata.name, view.status.attempt or 0, rank, times)
 
 
 def holders(job: TrainingJob, own: tuple[Pod, ...], pods: Mapping[Key, Pod]) -> tuple[Pod, ...]:
@@ -186,7 +186,7 @@ def holders(job: TrainingJob, own: tuple[Pod, ...], pods: Mapping[Key, Pod]) -> 
     if sum(p.attempt == status.attempt for p in own) >= status.admission.pods:
         return ()  # so it is nearly always, and a large gang costs nothing here
     names = (
-        manifests.training_pod_name(job.metadata.name, status.attempt or 1, rank)
+        training_pods.training_pod_name(job.metadata.name, status.attempt or 1, rank)
         for rank in range(status.admission.pods)
     )
     found = (pods.get(Key(job.metadata.namespace or "", name)) for name in names)

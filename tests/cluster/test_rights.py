@@ -26,7 +26,8 @@ from tests.cluster.tenancy import becomes
 from busbar.kube.contracts.auth import AUDIENCE_GATEWAY, AUDIENCE_OPERATOR, Access, Caller, Reviewer
 from busbar.kube.resources import MODEL_SERVICES, TENANTS, TRAINING_JOBS
 from busbar.kube.types import TrainingJob
-from busbar.operator.pods.manifests import Rendering, training_pod
+from busbar.operator.pods.manifests import Rendering
+from busbar.operator.pods.training_pods import training_pod
 from busbar.scheduler import Placement, Resources
 
 

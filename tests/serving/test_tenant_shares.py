@@ -22,7 +22,7 @@ from busbar.kube.contracts.bearers import Role
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.types import ModelService
 from busbar.operator.metrics import Metrics
-from busbar.operator.pods import manifests
+from busbar.operator.pods import replica_pods
 from busbar.operator.pods.prober import Prober
 from busbar.operator.serving.reconcile import reconcile
 from busbar.operator.serving.view import ModelPlace, ServiceView
@@ -42,7 +42,7 @@ SHARED = {"tenants": [{"name": "guest", "guaranteedKv": 0.5}, {"name": "sales", 
 
 def started(of: ModelService, model: Path, bearers: Path) -> Loaded:
     """The engine as the operator's pod starts it: its environment and arguments, with this machine's folders."""
-    body = manifests.service_pod(
+    body = replica_pods.service_pod(
         of, index=0, model_uri="pvc://claim/model", placement=placement(), pool=pool(), rendering=RENDERING
     )
     container = body["spec"]["containers"][0]

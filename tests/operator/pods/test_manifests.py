@@ -15,7 +15,7 @@ from tests.operator.builders import ENGINE, RENDERING, gang, job, placement, poo
 from busbar.kube.contracts import bearers
 from busbar.kube.contracts.bearers import Role
 from busbar.kube.contracts.workload import Env
-from busbar.operator.pods import manifests
+from busbar.operator.pods import manifests, replica_pods, training_pods
 from busbar.operator.pods.model_server import ModelServer
 from busbar.operator.watch.projections import project_pod
 from busbar.scheduler import Resources
@@ -31,7 +31,7 @@ def rendered(of: Any, rank: int = 0, pods: int = 1, **fields: Any) -> dict[str, 
         "placement": placement(pods),
         "pool": pool(),
     }
-    return manifests.training_pod(of, rendering=RENDERING, **{**values, **fields})
+    return training_pods.training_pod(of, rendering=RENDERING, **{**values, **fields})
 
 
 def env(body: dict[str, Any]) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def test_devices_are_requests_and_limits_and_cpu_is_a_request_only() -> None:
 
 
 def _replica() -> dict[str, Any]:
-    return manifests.service_pod(
+    return replica_pods.service_pod(
         service(),
         index=0,
         model_uri="pvc://claim/model",
@@ -273,7 +273,7 @@ def test_the_number_of_a_replica_says_its_role() -> None:
     of = service(replicas=3, prefillReplicas=2)
     told = [
         env(
-            manifests.service_pod(
+            replica_pods.service_pod(
                 of,
                 index=index,
                 model_uri="pvc://claim/model",
@@ -300,7 +300,7 @@ VLLM = service(engine="vllm", image="vllm/vllm-openai", args=["--max-num-seqs", 
 
 
 def _vllm() -> dict[str, Any]:
-    return manifests.service_pod(
+    return replica_pods.service_pod(
         VLLM, index=0, model_uri="pvc://claim/model", placement=placement(), pool=pool(), rendering=RENDERING
     )
 
@@ -334,7 +334,7 @@ def test_the_speed_of_a_vllm_is_that_of_its_image_model_and_arguments(
         return report.workload_class
 
     other = VLLM.model_copy(update={"spec": VLLM.spec.model_copy(update=changes)})
-    body = manifests.service_pod(
+    body = replica_pods.service_pod(
         other, index=1, model_uri=uri, placement=placement(), pool=pool(), rendering=RENDERING
     )
     assert (workload_class(body) == workload_class(_vllm())) is same
@@ -424,7 +424,7 @@ def test_vllm_gets_the_limits_of_the_spec_before_its_own_arguments() -> None:
     of = service(
         engine="vllm", image="vllm/vllm-openai", maxModelLen=4096, kvCacheMemory="2Gi", args=["--seed", "1"]
     )
-    body = manifests.service_pod(
+    body = replica_pods.service_pod(
         of, index=0, model_uri="pvc://claim/model", placement=placement(), pool=pool(), rendering=RENDERING
     )
     args = body["spec"]["containers"][0]["args"]
@@ -454,7 +454,7 @@ def test_vllm_uses_all_accelerators_of_its_pod(
     of = service(
         engine="vllm", image="vllm/vllm-openai", shape={"acceleratorsPerPod": count}, args=args or None
     )
-    body = manifests.service_pod(
+    body = replica_pods.service_pod(
         of,
         index=0,
         model_uri="pvc://claim/model",
@@ -474,7 +474,7 @@ ADAPTERS = [
 
 @pytest.mark.parametrize("engine", [{}, {"engine": "vllm", "image": "vllm", "modelId": "m", "args": ["--x"]}])
 def test_adapters_are_mounted_for_reading_and_named_to_the_engine(engine: dict[str, Any]) -> None:
-    body = manifests.service_pod(
+    body = replica_pods.service_pod(
         service(adapters=ADAPTERS, **engine),
         index=0,
         model_uri="pvc://claim/model",

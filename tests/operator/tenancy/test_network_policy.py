@@ -9,7 +9,7 @@ from tests.operator.builders import NOW, RENDERING, admitted, job, placement, po
 
 from busbar.kube.informer import Key
 from busbar.kube.types.meta import LABEL_KIND
-from busbar.operator.pods import manifests
+from busbar.operator.pods import replica_pods, training_pods
 from busbar.operator.tenancy.reconcile import TenantView, reconcile, revoke
 from busbar.operator.watch.caches import tenant_of_namespace
 from busbar.operator.watch.small_projections import NamespaceSeen, PolicySeen, project_policy
@@ -58,10 +58,10 @@ def test_only_the_tenants_own_pods_and_the_platforms_get_in() -> None:
 def test_it_selects_every_pod_that_we_make() -> None:
     [expression] = applied()["spec"]["podSelector"]["matchExpressions"]
     assert expression == {"key": LABEL_KIND, "operator": "Exists"}
-    of_job = manifests.training_pod(
+    of_job = training_pods.training_pod(
         admitted(job()), attempt=1, rank=0, admission_id="a", placement=placement(), pool=pool(), rendering=RENDERING
     )  # fmt: skip
-    replica = manifests.service_pod(
+    replica = replica_pods.service_pod(
         service(), index=0, model_uri="pvc://c/m", placement=placement(), pool=pool(), rendering=RENDERING
     )
     assert all(LABEL_KIND in made["metadata"]["labels"] for made in (of_job, replica))

@@ -1,0 +1,147 @@
+"""The pods of a ModelService's replicas, with Busbar's own engine or vLLM."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from busbar.kube.contracts import bearers, workload
+from busbar.kube.contracts.bearers import Role
+from busbar.kube.contracts.workload import Env, ReplicaRole
+from busbar.kube.types import AcceleratorPool, ModelService, quantity
+from busbar.kube.types.meta import LABEL_ADMISSION_ID, LABEL_RANK
+from busbar.kube.types.model_service import MAX_REPLICAS, ModelServiceSpec, ServiceEngine
+from busbar.operator.pods.manifests import (
+    INIT,
+    KIND_SERVICE,
+    Body,
+    Rendering,
+    Volumes,
+    identity_env,
+    new_container,
+    pinned_pod,
+    resources_of,
+)
+from busbar.operator.pods.model_server_stop import pre_stop
+from busbar.operator.pods.replica_place import placement_note
+from busbar.operator.watch.projections import ANNOTATION_PLACEMENT
+from busbar.scheduler import Placement
+
+DRAIN_MARGIN_S = 15
+FIRST_DECODE = MAX_REPLICAS
+"""Of a service whose replicas have roles those that decode have numbers from here on, and those that compute prompts smaller ones. So
+the replica that takes the place of one that is leaving has its role, although that still has its number."""
+_PARALLEL = re.compile(r"(--(tensor|pipeline|data)-parallel-size|-tp|-pp|-dp)\b")
+
+
+def service_pod_name(service: str, index: int) -> str:
+    return f"{service}-{index}"
+
+
+def replica_role(spec: ModelServiceSpec, index: int) -> ReplicaRole:
+    """Of the replica with this number."""
+    if spec.prefill_replicas is None:
+        return ReplicaRole.BOTH
+    return ReplicaRole.PREFILL if index < FIRST_DECODE else ReplicaRole.DECODE
+
+
+def service_pod(
+    service: ModelService,
+    *,
+    index: int,
+    model_uri: str,
+    placement: Placement,
+    pool: AcceleratorPool | None,
+    rendering: Rendering,
+    mode: str = "",
+) -> Body:
+    """One gated, pinned replica of a ModelService; in this engine mode, if one was chosen."""
+    name = service_pod_name(service.metadata.name, index)
+    spec = service.spec
+    volumes = Volumes()
+    model_id = spec.model_id or service.metadata.name
+    env = identity_env(service, KIND_SERVICE)
+    secret = bearers.secret_name(rendering.workload_key, service.metadata.uid)
+    vllm = spec.engine is ServiceEngine.VLLM
+    env[Env.BEARERS_DIR] = volumes.bearers(secret, *((bearers.VLLM_CONFIG,) if vllm else tuple(Role)))
+    env[Env.MODEL_DIR] = volumes.claim(model_uri, read_only=True)
+    # Our engine finds them below ARTIFACTS_ROOT by their addresses in its spec.
+    adapters = {a.name: volumes.claim(a.uri, read_only=True) for a in spec.adapters or ()}
+    env[Env.MODEL_ID] = model_id
+    env[Env.ACCELERATOR] = placement.accelerator
+    env[Env.GRACE_SECONDS] = str(spec.drain_seconds)
+    env[Env.SPEC] = json.dumps(spec.model_dump(mode="json", by_alias=True, exclude_none=True))
+    if mode:
+        env[Env.MODE] = mode
+    if not vllm:
+        env[Env.ROLE] = replica_role(spec, index)
+    container = new_container(spec.image or rendering.workloads_image, env, volumes, port=True)
+    container["imagePullPolicy"] = rendering.pull_policy
+    if spec.engine is ServiceEngine.BUILTIN:
+        container["command"] = [*INIT, "python", "-m", "busbar.workloads.serving"]
+        container["args"] = list(spec.args or ())
+    else:
+        container["args"] = [
+            "--model", env[Env.MODEL_DIR], "--served-model-name", model_id, "--port", str(workload.PORT),
+            "--config", f"{bearers.FOLDER}/{bearers.VLLM_CONFIG}", *_vllm_limits(spec),
+            *_vllm_parallel(spec, pool), *_vllm_adapters(model_id, adapters), *(spec.args or ()),
+        ]  # fmt: skip
+        container["lifecycle"] = pre_stop(workload.PORT, spec.drain_seconds)
+    container |= _probes(workload.HEALTH_PATH if vllm else workload.READY_PATH)
+    container["resources"] = resources_of(placement.per_pod, pool)
+    labels = {LABEL_RANK: str(index), LABEL_ADMISSION_ID: f"{service.metadata.uid[:8]}-{index}"}
+    node = placement.nodes[0]
+    body = pinned_pod(service, name, KIND_SERVICE, labels, {}, container, volumes, pool, node, placement.pool)
+    body["metadata"]["annotations"][ANNOTATION_PLACEMENT] = placement_note(placement)
+    body["spec"]["restartPolicy"] = "Always"
+    body["spec"]["terminationGracePeriodSeconds"] = spec.drain_seconds + DRAIN_MARGIN_S
+    return body
+
+
+def _probes(ready_path: str) -> Body:
+    """When a replica takes requests, and when its container is started again."""
+    return {
+        "readinessProbe": {
+            "httpGet": {"path": ready_path, "port": workload.PORT_NAME},
+            "periodSeconds": 1,
+            "failureThreshold": 2,
+            "timeoutSeconds": 2,
+        },
+        "livenessProbe": {
+            "httpGet": {"path": workload.HEALTH_PATH, "port": workload.PORT_NAME},
+            "initialDelaySeconds": 120,
+            "periodSeconds": 20,
+            "failureThreshold": 6,
+            "timeoutSeconds": 5,
+        },
+    }
+
+
+def _vllm_limits(spec: ModelServiceSpec) -> list[str]:
+    """The limits of the spec as vLLM's own flags; `spec.args` come after them and win."""
+    flags: list[str] = []
+    if spec.max_model_len is not None:
+        flags += ["--max-model-len", str(spec.max_model_len)]
+    if spec.kv_cache_memory is not None:
+        flags += ["--kv-cache-memory-bytes", str(quantity.to_bytes(spec.kv_cache_memory))]
+    return flags
+
+
+def _vllm_parallel(spec: ModelServiceSpec, pool: AcceleratorPool | None) -> list[str]:
+    """The flag with which vLLM uses all accelerators of the pod, where `spec.args` do not say how they are used."""
+    count = spec.shape.accelerators_per_pod
+    if pool is None or pool.spec.is_cpu or count == 1 or any(_PARALLEL.match(arg) for arg in spec.args or ()):
+        return []
+    return ["--tensor-parallel-size", str(count)]
+
+
+def _vllm_adapters(model_id: str, folders: Mapping[str, str]) -> list[str]:
+    """vLLM's flags for adapters, under the names by which the gateway asks for them."""
+    if not folders:
+        return []
+    return [
+        "--enable-lora",
+        "--lora-modules",
+        *(f"{model_id}:{name}={folder}" for name, folder in folders.items()),
+    ]
