@@ -41,6 +41,7 @@ from busbar.operator.pods.foreign_pods import is_claim
 from busbar.operator.pods.manifests import KIND_SERVICE
 from busbar.operator.pods.orphans import OWNERS, Reaper
 from busbar.operator.pods.prober import Prober
+from busbar.operator.pods.volume_claims import claims_of_job
 from busbar.operator.power.meters import Meters
 from busbar.operator.previews.worker import Previews
 from busbar.operator.queue.controller import Controller, Item
@@ -350,6 +351,10 @@ class Operator:
 
     def _changed(self, kind: str, key: Key, old: Any, new: Any) -> None:
         """A cached object changed: queues every object whose reconcile depends on it."""
+        if kind == "PersistentVolumeClaim":
+            if self.synced and (old is None or new is None):
+                self._volume_claim_changed(key)
+            return
         self.rounds.changed(kind, key, new)
         if not self.synced:
             return
@@ -414,6 +419,15 @@ class Operator:
             self.controller.add(*item)
         else:
             self.controller.queue.later(item, min(MOST_GATHER_S, pods * GATHER_S))
+
+    def _volume_claim_changed(self, key: Key) -> None:
+        """A claim is there or gone: queues what waits for it, and what would have mounted it."""
+        for job_key, job in self.caches.jobs.items.items():
+            if job_key.namespace == key.namespace and key.name in claims_of_job(job):
+                self.controller.add("TrainingJob", job_key)
+        for service in self.caches.services.items:
+            if service.namespace == key.namespace:
+                self.controller.add("ModelService", service)
 
     def _quota_changed(self, namespace: str, old: QuotaSeen | None, new: QuotaSeen | None) -> None:
         """Restores it at once; what Kubernetes counted is told a little later, as it changes with every pod."""

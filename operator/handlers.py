@@ -33,6 +33,7 @@ from busbar.operator.pods.orphans import Reaper
 from busbar.operator.pods.prober import Prober
 from busbar.operator.pods.room import PodRoom, Promised, pod_room
 from busbar.operator.pods.silent_nodes import next_given_up_s, silent_nodes
+from busbar.operator.pods.volume_claims import claims_of_job, claims_of_service, missing
 from busbar.operator.pools.discovery import discover
 from busbar.operator.pools.reconcile import COUNTS_S as POOL_COUNTS_S
 from busbar.operator.pools.reconcile import reconcile as reconcile_pool
@@ -189,6 +190,7 @@ class Handlers:
             energy_joules=self._energy(job.metadata.uid, status.usage if status is not None else None),
             power=power_use(job, self.profiles.curves),
             budget=self.holds.of_namespace(key.namespace),
+            missing_claims=missing(key.namespace, claims_of_job(job), self._caches.volume_claims.items),
             is_ending=self._is_ending(key.namespace),
             held_back=self._rounds.held_back.get(Item("TrainingJob", key), ""),
             pod_room=self._pod_room(job, key, isinstance(decision, Admit)),
@@ -285,6 +287,9 @@ class Handlers:
             day=self.targets.day(key, service),
             watts=self.energy.service_watts(service.metadata.uid),
             refused=refused,
+            missing_claims=missing(
+                key.namespace, claims_of_service(service, model.uri), self._caches.volume_claims.items
+            ),
             silent=silent_nodes(own, self._caches.nodes.items),
             held_back=self._rounds.held_back.get(Item("ModelService", key), ""),
             has_tenant=self._has_tenant(key),

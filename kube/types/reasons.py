@@ -90,6 +90,7 @@ class Reason(StrEnum):
     """No Tenant has the namespace any more, so what ran there is stopped."""
     MODEL_NOT_READY = "ModelNotReady"
     CLAIM_MISSING = "ClaimMissing"
+    """A PersistentVolumeClaim that its pods mount does not exist; nothing is held for it until it does."""
     SERVING = "Serving"
     TARGET_UNREACHABLE = "TargetUnreachable"
     """No accelerator type keeps a service's latency target at any load; replicas are counted without it."""

@@ -21,6 +21,7 @@ from busbar.operator.accounting import budgets
 from busbar.operator.accounting.non_preemptible import NonPreemptible
 from busbar.operator.forecasts.worker import Answer, Question
 from busbar.operator.pods.room import Promised, pod_room
+from busbar.operator.pods.volume_claims import claims_of_job, claims_of_service, missing
 from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, Draft
 from busbar.operator.serving.engine_mode import engine_mode
 from busbar.operator.serving.view import model_uri
@@ -129,6 +130,23 @@ def held_by_tenant(seen: ClusterObjects, draft: Draft, now: datetime) -> Preview
     if tenant is None:
         return None
     return _over_budget(tenant, now) or _over_pods(seen, tenant, draft)
+
+
+def held_by_claims(seen: ClusterObjects, draft: Draft) -> PreviewAnswer | None:
+    """The answer where the draft's pods would mount a claim that does not exist; None: they would not, or it runs."""
+    if seen.volume_claims is None:
+        return None
+    if isinstance(draft, ModelService):
+        claims = claims_of_service(draft, model_uri(draft, seen.jobs).uri)
+    elif any(job.key == draft.key and job.status and job.status.admission for job in seen.jobs):
+        return None
+    else:
+        claims = claims_of_job(draft)
+    text = missing(draft.metadata.namespace or "", claims, seen.volume_claims)
+    if not text:
+        return None
+    when = "When somebody has created what is missing"
+    return PreviewAnswer(starts_now=False, possible=True, reason=text, when=when, code=Reason.CLAIM_MISSING)
 
 
 def held_by_guarantees(base: Snapshot, job: Job) -> PreviewAnswer | None:

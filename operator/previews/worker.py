@@ -35,6 +35,7 @@ from busbar.operator.previews.preview import (
     Hold,
     PreviewQuestion,
     answer,
+    held_by_claims,
     held_by_guarantees,
     held_by_tenant,
     with_engine_mode,
@@ -204,7 +205,7 @@ class Previews:
         """What the next round would do with the draft. Raises Busy, PreviewFailed."""
         self._asked_at = time.monotonic()
         seen, now = self._seen(), utc_now()
-        if (held := held_by_tenant(seen, draft, now)) is not None:
+        if (held := held_by_tenant(seen, draft, now) or held_by_claims(seen, draft)) is not None:
             return held
         last = self._last() or build(seen, now, half_life_s=self._policy.usage_half_life_s)
         base, job = with_draft(last, seen, draft, now)

@@ -55,6 +55,8 @@ class ClusterObjects:
     pods: tuple[Pod, ...] = ()
     profiles: tuple[PerformanceProfile, ...] = ()
     domains: tuple[PowerDomain, ...] = ()
+    volume_claims: frozenset[Key] | None = None
+    """PersistentVolumeClaims that exist; None: not known."""
 
     @classmethod
     def of(cls, caches: Caches) -> ClusterObjects:
@@ -67,6 +69,7 @@ class ClusterObjects:
             tuple(caches.pods.items.values()),
             tuple(caches.profiles.items.values()),
             tuple(caches.power_domains.items.values()),
+            frozenset(caches.volume_claims.items),
         )
 
     def all(self) -> Iterator[tuple[str, Key, Any]]:

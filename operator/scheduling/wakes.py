@@ -6,6 +6,7 @@ from typing import Any
 
 from busbar.kube.types import TrainingJob, TrainingPhase
 from busbar.kube.types.training_status import TERMINAL_PHASES
+from busbar.operator.pods.volume_claims import lacks_claims
 from busbar.operator.scheduling.power_domains import holds_boards, is_closed
 from busbar.operator.training.view import without_node
 from busbar.operator.watch.projections import Pod, Sleep
@@ -69,7 +70,7 @@ def _job_state(job: TrainingJob) -> tuple[object, ...]:
         return ("ended",)
     if status.admission is not None:
         return "placed", status.admission.id, status.release, without_node(status.admission)
-    return "waits", status.retry_at, status.phase is TrainingPhase.SUSPENDED
+    return "waits", status.retry_at, status.phase is TrainingPhase.SUSPENDED, lacks_claims(status)
 
 
 def _service_facts(service: Any) -> tuple[object, ...]:
@@ -77,4 +78,4 @@ def _service_facts(service: Any) -> tuple[object, ...]:
     desired = status.desired_replicas if status else None
     types = tuple((row.pool, row.desired) for row in (status.pools if status else None) or ())
     meta = service.metadata
-    return (meta.uid, meta.generation, meta.deletion_timestamp, desired, types)
+    return (meta.uid, meta.generation, meta.deletion_timestamp, desired, types, lacks_claims(status))

@@ -14,6 +14,7 @@ from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods.claims import Claim, per_pod
 from busbar.operator.pods.replica_place import place_of
 from busbar.operator.pods.replica_pods import service_pod_name
+from busbar.operator.pods.volume_claims import lacks_claims
 from busbar.operator.profiles.table import Workload
 from busbar.operator.serving.engine_mode import engine_mode
 from busbar.operator.serving.replicas import is_pinned, startable, wanted_indexes, wanted_places
@@ -56,7 +57,7 @@ def claims(
         # What sleeps serves nobody: any job that waits may have its place.
         found.append(Claim(replace(job, yields=pod.sleep is Sleep.ASLEEP), frozenset({pod.uid})))
     model = model_uri(service, jobs)
-    if service.metadata.deletion_timestamp is None and model.uri:
+    if service.metadata.deletion_timestamp is None and model.uri and not lacks_claims(service.status):
         held = {p.rank for p in pods}
         wanted = [i for i in wanted_indexes(service, pods) if i not in held]
         if budget.why:

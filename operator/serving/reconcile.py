@@ -98,7 +98,7 @@ def _again(view: ServiceView, desired: int) -> float:
 
 def _start(view: ServiceView, decisions: tuple[Decision, ...]) -> tuple[list[Action], list[str]]:
     """Creates the pods that the plan admitted; and why they get another engine mode than the usual one."""
-    if view.off is not None or not view.model.uri:
+    if view.off is not None or not view.model.uri or view.missing_claims:
         return [], []
     wanted = set(wanted_indexes(view.service, view.pods)) - {p.rank for p in view.pods} - view.holders.keys()
     if view.budget.why:

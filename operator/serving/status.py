@@ -194,6 +194,8 @@ def _phase(
         return ServicePhase.SUSPENDED, *view.off
     if not view.model.uri:
         return ServicePhase.PENDING, Reason.MODEL_NOT_READY, view.model.problem
+    if view.missing_claims and not alive:
+        return ServicePhase.PENDING, Reason.CLAIM_MISSING, view.missing_claims
     if serving:
         text = f"{len(serving)} of {desired} replicas take requests."
         if len(serving) > desired:

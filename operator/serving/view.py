@@ -60,6 +60,7 @@ class ServiceView:
         default_factory=dict
     )  # nodes of its pods that do not answer: since when
     refused: str = ""  # why the API server refused a replica's pod, the last time one was sent
+    missing_claims: str = ""  # which of the claims that its replicas mount do not exist; empty: all do
     held_back: str = ""  # why no plan counts with some of its replicas; empty: one does
     has_tenant: bool = True  # whether a Tenant has the namespace
     tenant: str = ""  # its name

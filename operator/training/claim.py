@@ -15,6 +15,7 @@ from busbar.kube.types.training_job import TrainingJobSpec
 from busbar.kube.types.training_status import TERMINAL_PHASES
 from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods.claims import Claim, per_pod
+from busbar.operator.pods.volume_claims import lacks_claims
 from busbar.operator.profiles.table import Workload, workload
 from busbar.operator.training.deadline import promised
 from busbar.operator.training.reservation import reservation_of
@@ -75,6 +76,8 @@ def _claim(
         waits = is_managed(obj) and not obj.spec.suspend
         retry_at = status.retry_at if status is not None else None
         if not waits or (retry_at is not None and retry_at > now) or is_held(obj, budget):
+            return None
+        if lacks_claims(status):
             return None
         if status is not None and leftovers(status, pods):
             return None

@@ -33,6 +33,7 @@ from busbar.kube.types.training_status import (
 )
 from busbar.operator.decisions import Admit, Deadline, Decision, Forecast, Lift, Release, Reserved, Wait
 from busbar.operator.pods import manifests, training_pods
+from busbar.operator.pods.volume_claims import lacks_claims
 from busbar.operator.training.attempt_end import attempt_over, fail, finished
 from busbar.operator.training.deadline import with_deadline
 from busbar.operator.training.health import with_degraded
@@ -79,6 +80,7 @@ POD_LIMIT_AGAIN_S = 30.0
 """After so long a job that its tenant's limit of pods keeps waiting may be planned again."""
 ENDING_AGAIN_S = 600.0
 """The same for one whose namespace is being deleted, which does not come back."""
+CLAIMS_THERE = "All claims exist; it waits for its turn."
 ENDING = "The namespace is being deleted, so no pod can be made in it."
 
 
@@ -137,6 +139,11 @@ def _waiting(
         return _held(view, Reason.BUDGET_SPENT, view.budget.why)
     if view.is_ending:
         return _out_of_plan(view, Reason.NAMESPACE_ENDING, ENDING, ENDING_AGAIN_S)
+    if view.missing_claims:
+        return _held(view, Reason.CLAIM_MISSING, view.missing_claims)
+    if lacks_claims(status):
+        waits = in_phase(view, status, TrainingPhase.QUEUED, Reason.WAITING, CLAIMS_THERE)
+        return JobUpdate(waits.model_copy(update={"preview": None}))
     if view.pod_room is not None:
         least = view.job.spec.shape.min_pods
         lacking = view.pod_room.lacking(decision.placement.pods if isinstance(decision, Admit) else least)
@@ -412,6 +419,8 @@ def _incomplete(view: JobView, current: dict[int, Pod], admission: Admission) ->
     age = view.now - since if since is not None else timedelta(0)
     if view.is_ending and len(current) < admission.pods:
         return begin_release(view, Reason.NAMESPACE_ENDING, ENDING)
+    if view.missing_claims and any(not pod.node for pod in current.values()):
+        return begin_release(view, Reason.CLAIM_MISSING, view.missing_claims)
     if view.refused and len(current) < admission.pods and age > stuck:
         text = f"The API server does not take its pods; it is queued again. {view.refused}"
         return begin_release(view, Reason.GANG_INCOMPLETE, text)

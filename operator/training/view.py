@@ -52,6 +52,7 @@ class JobView:
     )  # nodes of its pods that do not answer: since when
     energy_joules: float | None = None  # its new total; None: nothing is measured
     budget: Hold = FREE  # what its tenant's budgets do to it
+    missing_claims: str = ""  # which of the claims that its pods mount do not exist; empty: all do
     is_ending: bool = False  # whether its namespace is being deleted: it may hang in that for long
     held_back: str = ""  # why no plan counts with it, as it is not preemptible; empty: one does
     power: PowerUse | None = (

@@ -1,8 +1,8 @@
 """One cache per kind, and the few indexes that decisions need.
 
 Our kinds are fed by Kopf's watch (``observe``/``forget``), by a list at the start and at each resync, and
-by the answers to our own writes. Pods, Nodes, Namespaces, RoleBindings, NetworkPolicies, ResourceQuotas and
-opted-in Jobs come through our own informers. The caches decide nothing; ``on_change`` is called with each object
+by the answers to our own writes. Pods, Nodes, Namespaces, RoleBindings, NetworkPolicies, ResourceQuotas,
+PersistentVolumeClaims and opted-in Jobs come through our own informers. The caches decide nothing; ``on_change`` is called with each object
 that changed.
 """
 
@@ -24,6 +24,7 @@ from busbar.kube.resources import (
     NETWORK_POLICIES,
     NODES,
     PERFORMANCE_PROFILES,
+    PERSISTENT_VOLUME_CLAIMS,
     PODS,
     POWER_DOMAINS,
     RESOURCE_QUOTAS,
@@ -50,11 +51,13 @@ from busbar.operator.watch.small_projections import (
     NamespaceSeen,
     PolicySeen,
     QuotaSeen,
+    VolumeClaimSeen,
     project_batch_job,
     project_binding,
     project_namespace,
     project_policy,
     project_quota,
+    project_volume_claim,
 )
 
 log = logging.getLogger(__name__)
@@ -110,6 +113,10 @@ class Caches:
             client, RESOURCE_QUOTAS, project_quota, changed("ResourceQuota"),
             label_selector=MANAGED_SELECTOR, inactivity_s=inactivity_s,
         )  # fmt: skip
+        self.volume_claims: Informer[VolumeClaimSeen] = Informer(
+            client, PERSISTENT_VOLUME_CLAIMS, project_volume_claim, changed("PersistentVolumeClaim"),
+            inactivity_s=inactivity_s,
+        )  # fmt: skip
         self.batch_jobs: Informer[BatchJobSeen] = Informer(
             client, JOBS, project_batch_job, changed("Job"),
             label_selector=f"{LABEL_QUEUE}=true", inactivity_s=inactivity_s,
@@ -124,6 +131,7 @@ class Caches:
             self.bindings,
             self.policies,
             self.quotas,
+            self.volume_claims,
             self.batch_jobs,
         )
 

@@ -1,4 +1,4 @@
-"""The projections of Namespaces, RoleBindings, NetworkPolicies, ResourceQuotas and opted-in Jobs."""
+"""The projections of Namespaces, RoleBindings, NetworkPolicies, ResourceQuotas, PersistentVolumeClaims and opted-in Jobs."""
 
 from __future__ import annotations
 
@@ -67,6 +67,13 @@ class QuotaSeen:
         return self.uid, self.hard, self.scoped
 
 
+@dataclass(frozen=True, slots=True)
+class VolumeClaimSeen:
+    """What we keep of a PersistentVolumeClaim: that it exists."""
+
+    uid: str
+
+
 def project_namespace(obj: Object) -> NamespaceSeen:
     meta = obj["metadata"]
     return NamespaceSeen(
@@ -90,6 +97,10 @@ def project_binding(obj: Object) -> BindingSeen:
             )
         ),
     )
+
+
+def project_volume_claim(obj: Object) -> VolumeClaimSeen:
+    return VolumeClaimSeen(obj["metadata"].get("uid", ""))
 
 
 def project_batch_job(obj: Object) -> BatchJobSeen:

@@ -483,6 +483,8 @@ def test_our_processes_have_the_rights_that_they_use_and_no_others() -> None:
         "rbac.authorization.k8s.io/clusterroles": "bind",
         "networking.k8s.io/networkpolicies": "create delete list patch watch",
         "resourcequotas": "create delete list patch watch",
+        # whether the claims of jobs and services exist
+        "persistentvolumeclaims": "list watch",
         "batch/jobs": "list patch watch",
         "events": "create patch",
         "authentication.k8s.io/tokenreviews": "create",

@@ -347,6 +347,12 @@ class ApiServer:
         }
         self.admin.create(account).expect()
 
+    def make_claim(self, namespace: str, name: str = "claim") -> None:
+        """A volume claim, which nobody binds here."""
+        spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+        claim = {"metadata": {"name": name, "namespace": namespace}, "spec": spec}
+        self.admin.create({"apiVersion": "v1", "kind": "PersistentVolumeClaim", **claim}).expect()
+
     def install_crds(self) -> None:
         """Install the chart of the CRDs and wait until the kinds are served."""
         documents = render_chart("busbar-crds")

@@ -161,6 +161,7 @@ class Cluster:
     def _prepare(self) -> None:
         clear(self.server)
         self.server.make_namespace(self.namespace)
+        self.server.make_claim(self.namespace)
         for i in range(self.nodes):
             add_node(self.server, f"{self.namespace}-node-{i}", labels={"pool": self.namespace}, cpu=self.cpu)
         pool = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import Cluster, engine_job
 from tests.cluster.kubelet import Script, said
@@ -30,6 +32,27 @@ async def test_a_job_says_why_its_pods_are_refused_gives_its_place_back_and_ends
         done = await cluster.until(TRAINING_JOBS, "job", lambda s: s.get("phase") == "Succeeded")
         assert done["attempt"] > 1
         assert done.get("restarts", 0) == 0
+
+
+async def test_what_lacks_a_claim_holds_nothing_and_starts_when_the_claim_is_there(
+    apiserver: ApiServer,
+) -> None:
+    async with Cluster(apiserver, script=script) as cluster:
+        await cluster.start()
+        await cluster.create(engine_job("job", output={"uri": "pvc://later/model"}))
+        service = {"model": {"uri": "pvc://later/model"}, "replicas": 1}
+        await cluster.create({"kind": "ModelService", "metadata": {"name": "web"}, "spec": service})
+        for kind, name in ((TRAINING_JOBS, "job"), (MODEL_SERVICES, "web")):
+            told = await cluster.until(kind, name, lambda s: s.get("reason") == "ClaimMissing")
+            assert "PersistentVolumeClaim later does not exist" in told["message"]
+            assert told.get("admission") is None
+        await cluster.create(engine_job("beside"))
+        await cluster.until(TRAINING_JOBS, "beside", lambda s: s.get("phase") == "Succeeded")
+        assert {name for name in await cluster.pods() if not name.startswith("beside")} == set()
+        await asyncio.to_thread(apiserver.make_claim, cluster.namespace, "later")
+        done = await cluster.until(TRAINING_JOBS, "job", lambda s: s.get("phase") == "Succeeded")
+        assert done["attempt"] == 1
+        await cluster.until(MODEL_SERVICES, "web", lambda s: s.get("phase") == "Ready")
 
 
 async def test_a_service_says_why_its_replica_is_refused_and_serves_when_it_is_taken(

@@ -273,6 +273,7 @@ async def test_a_guarantee_takes_its_share_back_and_the_victim_saves_and_resumes
 
     async with Cluster(apiserver, cpu="1", script=script) as cluster:
         await asyncio.to_thread(apiserver.make_namespace, other)
+        await asyncio.to_thread(apiserver.make_claim, other)
         quota = [{"accelerator": "cpu", "guaranteed": 1}]
         owner = {"metadata": {"name": "guaranteed"}, "spec": {"namespaces": [other], "quota": quota}}
         await cluster.create({"kind": "Tenant", **owner})

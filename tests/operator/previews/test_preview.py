@@ -14,6 +14,7 @@ import pytest
 from tests.operator.builders import ENGINE, NOW, SETTINGS, admitted, gang, job, pool, running, service, tenant
 
 from busbar.kube.contracts.preview import PreviewAnswer
+from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob
 from busbar.operator.errors import Busy, PreviewFailed
 from busbar.operator.forecasts.forecaster import Forecaster
@@ -25,6 +26,7 @@ from busbar.operator.previews.preview import (
     PreviewQuestion,
     answer,
     as_sentence,
+    held_by_claims,
     held_by_guarantees,
     held_by_tenant,
     loads_of,
@@ -436,3 +438,16 @@ def test_a_job_that_is_not_preemptible_hears_whose_guarantees_it_would_take() ->
     assert "needs 2 cpu, of which it may take 1" in found.reason
     for fits in (asks(1), asks(2, preemptible=True), service()):
         assert held_by_guarantees(*with_draft(base, seen, fits, NOW)) is None
+
+
+def test_a_draft_whose_claim_does_not_exist_is_told_which() -> None:
+    seen = ClusterObjects(tenants=TENANTS, volume_claims=frozenset({Key("team", "corpus")}))
+    for draft in (job(output={"uri": "pvc://later/a"}), service(model={"uri": "pvc://later/a"})):
+        told = held_by_claims(seen, draft)
+        assert told is not None
+        assert (told.starts_now, told.possible, told.code) == (False, True, "ClaimMissing")
+        assert told.reason.startswith("PersistentVolumeClaim later does not exist in namespace team")
+        assert held_by_claims(replace(seen, volume_claims=frozenset({Key("team", "later")})), draft) is None
+        assert held_by_claims(replace(seen, volume_claims=None), draft) is None
+    runs = replace(seen, jobs=(admitted(job()),))
+    assert held_by_claims(runs, job(output={"uri": "pvc://later/a"})) is None

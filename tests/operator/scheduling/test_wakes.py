@@ -36,6 +36,7 @@ LACKS_A_NODE = {"admission": {**ADMITTED["admission"], "replaced": [LOST]}}
         (_status("Preempting", **ADMITTED), _status("Queued"), True),
         (_status("Queued"), _status("Suspended"), True),
         (_status("Suspended"), _status("Queued"), True),
+        (_status("Queued", reason="ClaimMissing"), _status("Queued", reason="Waiting"), True),
     ],
 )
 def test_a_job_wakes_a_round_when_it_asks_or_frees(

@@ -30,6 +30,7 @@ from busbar.operator.accounting.budgets import Hold
 from busbar.operator.decisions import Admit, Release, Wait
 from busbar.operator.pods.manifests import KIND_TRAINING
 from busbar.operator.profiles.table import workload
+from busbar.operator.serving.claims import claims as serving_claims
 from busbar.operator.serving.engine_mode import engine_mode
 from busbar.operator.serving.names import holders
 from busbar.operator.serving.reconcile import reconcile
@@ -597,3 +598,23 @@ def test_a_replica_whose_node_does_not_answer_is_deleted_without_its_word(change
 def test_a_node_that_has_just_fallen_silent_may_come_back() -> None:
     silent = {"node-0": SILENT_LONG + timedelta(seconds=1)}
     assert reconcile(view(wanting(1), replica(0), silent=silent)).actions == ()
+
+
+def test_a_service_that_lacks_a_claim_is_in_no_plan_and_makes_nothing_until_it_is_there() -> None:
+    lacks = "PersistentVolumeClaim claim does not exist in namespace team; it starts when it is there."
+    admits = (Admit(placement(), "there is room", "7", 0),)
+    update = reconcile(view(wanting(1), missing_claims=lacks), admits)
+    assert update.status is not None
+    assert (update.status.phase, update.status.reason, update.status.message) == (
+        "Pending",
+        "ClaimMissing",
+        lacks,
+    )
+    assert not [action for action in update.actions if isinstance(action, Create)]
+    told = wanting(1).model_copy(update={"status": update.status})
+    assert serving_claims(told, (), (), "team", NOW) == []
+    there = reconcile(view(told), ())
+    assert there.status is not None
+    assert there.status.reason != "ClaimMissing"
+    again = told.model_copy(update={"status": there.status})
+    assert len(serving_claims(again, (), (), "team", NOW)) == 1

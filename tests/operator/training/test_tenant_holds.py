@@ -1,15 +1,27 @@
-"""What a tenant's limit of pods and its budget keep from starting, and what they leave alone."""
+"""What a tenant's limit of pods, its budget and claims that do not exist keep from starting, and what they leave alone."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
 
-from tests.operator.builders import NOW, admit, admitted, gang, job, phase, running, view, with_status
+from tests.operator.builders import (
+    NOW,
+    admit,
+    admitted,
+    gang,
+    gated,
+    job,
+    phase,
+    running,
+    view,
+    with_status,
+)
 
 from busbar.operator.accounting.budgets import Hold
 from busbar.operator.decisions import Wait
 from busbar.operator.pods.room import PodRoom
+from busbar.operator.training.claim import claims
 from busbar.operator.training.reconcile import reconcile
 from busbar.operator.training.view import JobUpdate
 
@@ -95,6 +107,36 @@ def test_a_job_whose_namespace_is_being_deleted_takes_no_place_and_gives_one_bac
     assert phase(begun) == "Preempting"
     whole = view(admitted(gang(2), 2), running(0), running(1), is_ending=True)
     assert phase(reconcile(whole)) == "Running", "what runs is the namespace controller's to end"
+
+
+LACKS = "PersistentVolumeClaim data does not exist in namespace team; it starts when it is there."
+
+
+def test_a_job_that_lacks_a_claim_is_in_no_plan_until_it_is_there() -> None:
+    update = reconcile(view(gang(2), missing_claims=LACKS), admit(2))
+    assert (phase(update), update.actions) == ("Queued", ())
+    assert update.status is not None
+    assert (update.status.reason, update.status.message) == ("ClaimMissing", LACKS)
+    assert update.status.preview is not None
+    assert (update.status.preview.starts_now, update.status.preview.reason) == (False, LACKS)
+    told = with_status(gang(2), update)
+    assert claims(told, (), "team", NOW) == ()
+    assert reconcile(view(told, missing_claims=LACKS), admit(2)) == JobUpdate()
+    there = reconcile(view(told), admit(2))
+    assert there.status is not None
+    assert (there.status.phase, there.status.reason, there.status.preview) == ("Queued", "Waiting", None)
+    again = with_status(gang(2), there)
+    assert len(claims(again, (), "team", NOW)) == 1
+    assert phase(reconcile(view(again), admit(2))) == "Admitted"
+
+
+def test_a_gang_whose_claim_went_before_its_pods_were_placed_gives_its_place_back() -> None:
+    begun = view(admitted(gang(2), 2), running(0), gated(1), missing_claims=LACKS)
+    update = reconcile(begun)
+    assert update.status is not None
+    assert (update.status.phase, update.status.reason) == ("Preempting", "ClaimMissing")
+    whole = view(admitted(gang(2), 2), running(0), running(1), missing_claims=LACKS)
+    assert phase(reconcile(whole)) == "Running", "what is placed has mounted it"
 
 
 def test_what_others_are_guaranteed_is_told_once_and_admits_nothing() -> None:
