@@ -230,9 +230,9 @@ async def test_what_cannot_be_read_begins_anew(caplog: pytest.LogCaptureFixture)
 async def test_where_all_are_too_many_the_services_with_most_requests_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from busbar.operator.serving import history_keeper
+    from busbar.operator.serving import kept_services
 
-    monkeypatch.setattr(history_keeper, "MOST_BYTES", 4000)
+    monkeypatch.setattr(kept_services, "MOST_BYTES", 4000)
     rng, server = random.Random(0), Server()
     histories = {f"uid-{n:03}": History() for n in range(200)}
     for n, history in enumerate(histories.values()):
