@@ -53,6 +53,7 @@ from busbar.operator.serving.demand import DemandReader
 from busbar.operator.serving.history_keeper import HistoryKeeper
 from busbar.operator.serving.routes import build_routes
 from busbar.operator.serving.series_keeper import SeriesKeeper
+from busbar.operator.serving.series_store import SeriesStore
 from busbar.operator.settings import Settings
 from busbar.operator.steady_clock import utc_now
 from busbar.operator.tenancy.reconcile import COUNTS_S
@@ -148,6 +149,7 @@ class Operator:
             self.demand.of if settings.gateway_url else lambda key: None,
             self.handlers.targets.latest,
         )
+        self.series_store = SeriesStore(self._plain, self.client, self.series, settings)
         self.meters = Meters(
             lambda: list(self.caches.power_domains.items.values()),
             self._meter_secret,
@@ -230,7 +232,7 @@ class Operator:
                     ("power", self.handlers.power.run()),
                     ("checkpoints", self.checkpoints.run()),
                     ("days", self.days.run()),
-                    ("series", self.series.run()),
+                    ("series", self.series_store.run()),
                     ("meters", self.meters.run()),
                     ("events", self.events.run()),
                     ("resync", self._resync_forever()),

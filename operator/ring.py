@@ -44,6 +44,17 @@ class Ring:
         """The values of `count` periods that end with this one, oldest first; None for gaps."""
         return [self._at(i) for i in range(index - count + 1, index + 1)]
 
+    @property
+    def newest(self) -> int:
+        """The newest period with a value; -1: there is none."""
+        return self._newest
+
+    def copied(self) -> Ring:
+        """For another thread to read."""
+        found = Ring(0)
+        found._slots, found._newest, found._count = self._slots[:], self._newest, self._count
+        return found
+
     def _at(self, index: int) -> float | None:
         size = len(self._slots)
         if index > self._newest or index <= self._newest - size or index < 0:

@@ -139,6 +139,8 @@ class Settings:
     power_meter_s: Positive = 30.0  # between two looks at the meters of feeds
     energy_checkpoint_s: Positive = 30.0  # of the energy ledger, in one object; two missed are a minute
     history_period_s: Positive = 60.0  # of the services' last day, in one object; written if it has changed
+    # of the services' load over time: each of its objects is written at most this often, if something was counted
+    series_period_s: Positive = 600.0
     power_status_s: Positive = 10.0  # the numbers in a PowerDomain's status are written at most this often
 
     orphan_grace_s: float = 30.0  # time that the garbage collector has to delete a pod whose owner is gone

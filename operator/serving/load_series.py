@@ -2,7 +2,8 @@
 
 A sample is taken every few seconds. What came and was answered is what the gateway's totals have grown by since the sample
 before; replicas and their capacity are means of the samples. Totals that have fallen are those of a gateway that restarted.
-Periods without a sample are gaps, and a restart of the operator begins anew.
+Periods without a sample are gaps. What another process goes on from (`kept`) is every period, the one that goes on as far as it
+is known; the time in which nobody took samples is a gap.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from busbar.kube.contracts.demand import ServiceDemand, Totals
 from busbar.kube.contracts.service_series import Numbers, PoolSeries, SeriesSpan, ServiceSeries
@@ -18,8 +22,42 @@ from busbar.operator.ring import Ring
 from busbar.operator.serving.history import Counts, counts_since, percentile_ms
 from busbar.operator.serving.replica_speed import PERCENTILE
 
+_DEMAND = "demand"
 _READY, _CAPACITY, _ALL = "ready/", "capacity/", ""
 """What the columns of pools are called, with the pool's name; without one, of all together."""
+
+
+Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class KeptColumns(BaseModel):
+    """`Columns` as they are kept."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    first: Annotated[int, Field(ge=0)] = 0
+    """Period since 1970 of the first number in each column."""
+    columns: Annotated[
+        dict[
+            Annotated[str, Field(max_length=300)],
+            Annotated[list[Positive | None], Field(max_length=SeriesSpan.DAY.periods)],
+        ],
+        Field(max_length=1000),
+    ] = Field(default_factory=dict)
+
+
+class KeptSeries(BaseModel):
+    """A `LoadSeries` as it is kept."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    spans: dict[SeriesSpan, KeptColumns]
+
+    @property
+    def requests(self) -> float:
+        """That came in the last day, about."""
+        day = self.spans.get(SeriesSpan.DAY, KeptColumns())
+        return SeriesSpan.DAY.period_s * sum(rate or 0.0 for rate in day.columns.get(_DEMAND, ()))
 
 
 @dataclass(frozen=True)
@@ -56,6 +94,36 @@ class Columns:
     def put(self, name: str, index: int, value: float) -> None:
         """In this period, in place of what was there."""
         self._rings.setdefault(name, Ring(self._periods)).put(index, value)
+
+    def put_all(self, kept: KeptColumns, index: int) -> None:
+        """What another process had until this period; what it says of later ones is by a clock that was wrong."""
+        for name, values in kept.columns.items():
+            for period, value in enumerate(values, kept.first):
+                if value is not None and index - self._periods < period <= index:
+                    self.put(name, period, value)
+
+    def copied(self) -> Columns:
+        """For another thread to read."""
+        found = Columns(self._periods)
+        found._rings = {name: ring.copied() for name, ring in self._rings.items()}
+        return found
+
+    def kept(self) -> KeptColumns:
+        """All numbers, from the first period in which there is one; each column ends with its last one."""
+        newest = max((ring.newest for ring in self._rings.values()), default=-1)
+        columns = {name: self.last(name, newest) for name in sorted(self._rings)}
+        begins = [at for values in columns.values() if (at := _first(values)) is not None]
+        if not begins:
+            return KeptColumns()
+        first = min(begins)
+        return KeptColumns.model_construct(
+            first=newest - self._periods + 1 + first,
+            columns={
+                name: list(values[first : len(values) - end])
+                for name, values in columns.items()
+                if (end := _first(values[::-1])) is not None
+            },
+        )
 
     def last(self, name: str, index: int) -> Numbers:
         """Of as many periods as are kept, ending with this one; the oldest first."""
@@ -100,7 +168,7 @@ class _Period:
         """What is known of it so far."""
         found = {name: total / self.sampled[name[: name.index("/") + 1]] for name, total in self.sums.items()}
         if self.told_s > 0:
-            found["demand"] = self.arrivals / self.told_s
+            found[_DEMAND] = self.arrivals / self.told_s
             found["tokens"] = self.counts.output_tokens / self.told_s
         if self.counts.requests:
             found["attainment"] = self.counts.within / self.counts.requests
@@ -129,6 +197,31 @@ class LoadSeries:
         self._periods: dict[SeriesSpan, _Period] = {}
         self._told: _Told | None = None
         self._percentile = PERCENTILE
+
+    @classmethod
+    def of(cls, kept: KeptSeries, now_s: float) -> LoadSeries:
+        """Goes on from what another process had.
+
+        Args:
+            now_s: seconds since 1970.
+        """
+        found = cls()
+        for span, columns in kept.spans.items():
+            found._columns[span].put_all(columns, int(now_s) // span.period_s)
+        return found
+
+    def copied(self) -> LoadSeries:
+        """For another thread, which only reads what is kept."""
+        found = LoadSeries()
+        found._columns = {span: columns.copied() for span, columns in self._columns.items()}
+        return found
+
+    def kept(self) -> KeptSeries | None:
+        """What another process goes on from; None: nothing is known."""
+        spans = {span: columns.kept() for span, columns in self._columns.items()}
+        if not any(columns.columns for columns in spans.values()):
+            return None
+        return KeptSeries.model_construct(spans=spans)
 
     def take(self, sample: Sample, now_s: float) -> None:
         """Counts a sample in.
@@ -188,7 +281,7 @@ class LoadSeries:
             span=span,
             begins=datetime.fromtimestamp((index - span.periods + 1) * span.period_s, UTC),
             percentile=self._percentile,
-            requests_per_second=last("demand"),
+            requests_per_second=last(_DEMAND),
             capacity_per_second=last(_CAPACITY + _ALL),
             tokens_per_second=last("tokens"),
             attainment=last("attainment"),
@@ -206,6 +299,11 @@ class LoadSeries:
                 for pool in sorted(columns.with_prefix(_READY))
             ),
         )
+
+
+def _first(values: Numbers) -> int | None:
+    """Where the first number is; None: there are gaps only."""
+    return next((place for place, value in enumerate(values) if value is not None), None)
 
 
 def _forget_empty_pools(columns: Columns, index: int) -> None:

@@ -24,7 +24,7 @@ from busbar.operator.agent import settings as agent_settings
 from busbar.operator.agent.signing import Signer, Verifier
 from busbar.operator.energy import keeper
 from busbar.operator.power.gatherer import AGENT_OWNER
-from busbar.operator.serving import history_keeper
+from busbar.operator.serving import history_keeper, series_store
 
 pytestmark = pytest.mark.apiserver
 """These need helm, which is built together with the API server."""
@@ -79,14 +79,14 @@ def test_only_the_operator_has_the_key_that_signs_leases(tmp_path_factory: pytes
 
 
 @pytest.mark.parametrize("value", ["power.agent.enabled=true", "power.simulatedNodes={a}", ""])
-def test_the_operator_may_keep_the_services_day_and_its_checkpoint_of_energy_where_there_are_agents_and_no_more(
+def test_the_operator_may_keep_the_services_numbers_and_its_checkpoint_of_energy_where_there_are_agents_and_no_more(
     value: str,
 ) -> None:
     chart = ("template", "busbar", str(CHARTS / "busbar"), "-n", "busbar-system")
     command = helm.__wrapped__(*chart, *(("--set", value) if value else ()))
     rules = find(documents(command.stdout), "Role", "busbar-operator")["rules"]
     given = [(r.get("resourceNames"), r["verbs"]) for r in rules if "configmaps" in r["resources"]]
-    names = [history_keeper.NAME, *([keeper.NAME] if value else [])]
+    names = [history_keeper.NAME, *series_store.NAMES, *([keeper.NAME] if value else [])]
     assert given == [(names, ["get", "update"]), (None, ["create"])]
 
 

@@ -36,6 +36,7 @@ from busbar.kube.resources import (
     Resource,
 )
 from busbar.operator.app import Operator, lead
+from busbar.operator.serving import series_store
 from busbar.operator.settings import Settings
 from busbar.scheduler import Policy
 
@@ -99,6 +100,7 @@ def clear(server: ApiServer) -> None:
                 f"/apis/coordination.k8s.io/v1/namespaces/{home}/leases/busbar-operator",
                 f"/api/v1/namespaces/{home}/configmaps/busbar-energy",
                 f"/api/v1/namespaces/{home}/configmaps/busbar-services",
+                *(f"/api/v1/namespaces/{home}/configmaps/{name}" for name in series_store.NAMES),
             )
         ),
     ):

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 from tests.cluster.apiserver import ApiServer
-from tests.cluster.harness import PATIENCE_S, Cluster, with_the_charts_rights
+from tests.cluster.harness import PATIENCE_S, QUICK, Cluster, with_the_charts_rights
 from tests.cluster.kubelet import Script
 from tests.cluster.replicas import Replica, holder, labelled, nothing_doubled, operator_pod, two
 from tests.cluster.rights import SYSTEM
 from tests.cluster.tenancy import becomes
 from tests.cluster.test_operator_overload import one_pod, reach
+from tests.cluster.test_operator_serving import ready, replica, service
 
 from busbar.kube.client import Object
-from busbar.kube.resources import PODS
+from busbar.kube.contracts.service_series import SeriesSpan
+from busbar.kube.informer import Key
+from busbar.kube.resources import CONFIG_MAPS, MODEL_SERVICES, PODS
 from busbar.kube.types.meta import LABEL_LEADER
+from busbar.operator.serving.series_store import NAMES
+from busbar.operator.steady_clock import CLOCK
 
 CALLER = "/snapshot"
 
@@ -94,3 +100,33 @@ async def test_the_leader_may_label_its_pod_and_takes_the_label_from_another(pla
         await cluster.start(pod_name="operator-new")
         await becomes(lambda: labelled(cluster, SYSTEM), lambda names: names == ["operator-new"])
         cluster.raise_if_ended()
+
+
+async def test_the_load_over_time_goes_on_in_another_operator_with_a_gap_between(platform: ApiServer) -> None:
+    settings = replace(QUICK, series_period_s=0.8)  # replicas that took requests, by the minute
+    async with with_the_charts_rights(platform, settings, script=replica) as cluster:
+
+        async def ready_by_minute() -> tuple[float | None, ...]:
+            assert cluster.operator is not None
+            key = Key(cluster.namespace, "web")
+            pools = cluster.operator.series.of(key, SeriesSpan.HOUR).pools
+            return pools[0].ready_replicas if pools else ()
+
+        operator = await cluster.start()
+        operator.series.now_s = lambda: CLOCK.now_s() - 600  # ten minutes ago
+        await cluster.create(service("web", replicas=2))
+        await cluster.until(MODEL_SERVICES, "web", ready(2))
+        await operator.series.sample()
+
+        async def kept() -> list[str]:
+            found, _ = await cluster.client.list(CONFIG_MAPS, SYSTEM)
+            return [each["metadata"]["name"] for each in found if each["metadata"]["name"] in NAMES]
+
+        await becomes(kept, lambda names: len(names) == 1)
+        await cluster.kill()
+        await cluster.start()
+        found = await becomes(ready_by_minute, lambda minutes: minutes[-1:] == (2.0,))
+        assert set(found[-9:-1]) == {None}, "nobody counted"
+        before = [value for value in found[-12:-9] if value is not None]
+        assert before, "what the operator before had counted"
+        assert all(0 < value <= 2 for value in before)

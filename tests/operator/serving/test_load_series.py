@@ -6,13 +6,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pydantic import ValidationError
 from tests.operator.builders import pool, replica, service
 
 from busbar.kube.contracts.demand import ServiceDemand, Totals
 from busbar.kube.contracts.service_series import SeriesSpan, ServiceSeries
 from busbar.kube.informer import Key
 from busbar.operator.serving.fleets import Plan
-from busbar.operator.serving.load_series import LoadSeries, Sample
+from busbar.operator.serving.load_series import KeptSeries, LoadSeries, Sample
 from busbar.operator.serving.series_keeper import SeriesKeeper
 from busbar.operator.watch.caches import Caches
 
@@ -110,6 +111,78 @@ def test_without_speeds_nothing_is_said_of_the_capacity() -> None:
     series.take(Sample(None, {"l4": 2}), NOON)
     found = told(series)
     assert set(found.capacity_per_second) == set(found.pools[0].capacity_per_second) == {None}
+
+
+def taken(begin_s: float, seconds: int, *, per_s: int = 2) -> LoadSeries:
+    """Samples every ten seconds of a service with constant load."""
+    series = LoadSeries()
+    for at in range(0, seconds + 1, 10):
+        sample = Sample(demand(per_s * at), {"l4": 2}, {"l4": 3.0}, 6.0)
+        series.take(sample, begin_s + at)
+    return series
+
+
+def kept_of(series: LoadSeries) -> KeptSeries:
+    kept = series.copied().kept()
+    assert kept is not None
+    return KeptSeries.model_validate_json(kept.model_dump_json(exclude_defaults=True))
+
+
+def test_another_process_goes_on_with_the_same_series_and_the_time_between_is_a_gap() -> None:
+    first = taken(NOON, 660)
+    second = LoadSeries.of(kept_of(first), NOON + 660)
+    for span in SeriesSpan:
+        assert told(second, span, NOON + 660) == told(first, span, NOON + 660)
+    for at in (900, 910, 920):
+        second.take(Sample(demand(5 * at), {"h100": 1}), NOON + at)
+    found = told(second, at_s=NOON + 920)
+    assert found.requests_per_second[-6:] == (2.0, 2.0, None, None, None, 5.0)
+    assert found.capacity_per_second[-6:] == (6.0, 6.0, None, None, None, None)
+    h100, l4 = found.pools
+    assert l4.ready_replicas[-6:] == (2.0, 2.0, None, None, None, 0.0)
+    assert h100.ready_replicas[-6:] == (None, None, None, None, None, 1.0)
+
+
+def test_what_is_kept_changes_only_with_what_is_counted_and_nothing_known_is_not_kept() -> None:
+    series = taken(NOON, 300)
+    before = kept_of(series)
+    series.take(Sample(None), NOON + 310)
+    assert kept_of(LoadSeries.of(before, NOON + 310)) == before
+    series = LoadSeries()
+    for at in (0, 60):
+        series.take(Sample(None), NOON + at)
+    assert series.kept() is None
+    series.take(Sample(demand(7)), NOON + 120)
+    series.take(Sample(demand(7)), NOON + 130)
+    kept = kept_of(series)
+    assert [columns.columns["demand"] for columns in kept.spans.values()] == [[0.0], [0.0]], "an idle hour"
+
+
+def test_of_what_was_kept_periods_that_are_too_old_or_to_come_are_left_out() -> None:
+    kept = kept_of(taken(NOON, 660))
+    later = told(LoadSeries.of(kept, NOON + 3600), HOUR, NOON + 3600)
+    assert [later.requests_per_second.count(value) for value in (2.0, None)] == [11, 49]
+    back = LoadSeries.of(kept, NOON + 120)  # the other process' clock was ahead
+    back.take(Sample(demand(0)), NOON + 180)
+    back.take(Sample(demand(90)), NOON + 190)
+    assert told(back, at_s=NOON + 190).requests_per_second[-5:] == (None, 2.0, 2.0, 2.0, 9.0)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"first": -1},
+        {"first": 1, "columns": {"demand": [-1.0]}},
+        {"first": 1, "columns": {"demand": ["NaN"]}},
+        {"first": 1, "columns": {"demand": [1.0] * 289}},
+        {"first": 1, "columns": {"d" * 301: [1.0]}},
+        {"first": 1, "other": 1},
+    ],
+)
+def test_a_series_that_nobody_wrote_is_refused(columns: dict[str, Any]) -> None:
+    KeptSeries.model_validate({"spans": {"1h": {"first": 1, "columns": {"demand": [1.0, None]}}}})
+    with pytest.raises(ValidationError):
+        KeptSeries.model_validate({"spans": {"1h": columns}})
 
 
 async def test_all_services_are_sampled_and_those_that_are_gone_are_forgotten() -> None:
