@@ -32,7 +32,7 @@ from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING, Renderin
 from busbar.operator.pods.orphans import Reaper
 from busbar.operator.pods.prober import Prober
 from busbar.operator.pods.room import PodRoom, Promised, pod_room
-from busbar.operator.pods.silent_nodes import next_given_up_s, silent_nodes
+from busbar.operator.pods.silent_nodes import next_given_up_s, silent_nodes, with_silence
 from busbar.operator.pods.volume_claims import claims_of_job, claims_of_service, missing
 from busbar.operator.pools.discovery import discover
 from busbar.operator.pools.reconcile import COUNTS_S as POOL_COUNTS_S
@@ -261,6 +261,8 @@ class Handlers:
             # The plan decides to start it once a second; a quota or a policy need not be tried that often.
             decisions = tuple(d for d in decisions if not isinstance(d, Admit))
         own = self._caches.owned_pods(KIND_SERVICE, service)
+        silent = silent_nodes(own, self._caches.nodes.items)
+        own = with_silence(own, silent)
         model = model_uri(service, self._caches.jobs.items.values())
         plan = await self.targets.plan(key, service, own, model.made_by)
         view = ServiceView(
@@ -290,7 +292,7 @@ class Handlers:
             missing_claims=missing(
                 key.namespace, claims_of_service(service, model.uri), self._caches.volume_claims.items
             ),
-            silent=silent_nodes(own, self._caches.nodes.items),
+            silent=silent,
             held_back=self._rounds.held_back.get(Item("ModelService", key), ""),
             has_tenant=self._has_tenant(key),
             tenant=self._caches.tenant_of.get(key.namespace, ""),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from busbar.kube.informer import Key
@@ -20,9 +21,21 @@ def silent_nodes(pods: Iterable[Pod], nodes: Mapping[Key, Node]) -> Mapping[str,
         for name in places
         if (node := nodes.get(Key("", name))) is not None and node.silent_since is not None
     }
-    if found and 2 * sum(node.silent_since is not None for node in nodes.values()) > len(nodes):
-        return {}
-    return found
+    return found if found and not _are_most(nodes.values()) else {}
+
+
+def all_silent(nodes: Collection[Node]) -> frozenset[str]:
+    """The names of all nodes that do not answer; none where most do not."""
+    return frozenset() if _are_most(nodes) else frozenset(n.name for n in nodes if n.silent_since is not None)
+
+
+def _are_most(nodes: Collection[Node]) -> bool:
+    return 2 * sum(node.silent_since is not None for node in nodes) > len(nodes)
+
+
+def with_silence(pods: Iterable[Pod], silent: Collection[str]) -> tuple[Pod, ...]:
+    """The pods, those on silent nodes marked as such. A replica there is not given up yet, but another one starts beside it."""
+    return tuple(replace(pod, silent=True) if pod.place in silent else pod for pod in pods)
 
 
 def is_given_up(pod: Pod, silent: Mapping[str, datetime], now: datetime, after_s: float) -> bool:

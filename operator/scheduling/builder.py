@@ -40,6 +40,7 @@ from busbar.operator.accounting.non_preemptible import NonPreemptible, guarantee
 from busbar.operator.accounting.usage import HALF_LIFE_S, scheduler_tenant
 from busbar.operator.pods import foreign_pods, orphans
 from busbar.operator.pods.claims import Claim
+from busbar.operator.pods.silent_nodes import all_silent, with_silence
 from busbar.operator.pools.capacities import Capacities, Use
 from busbar.operator.pools.nodes import scheduler_pool
 from busbar.operator.profiles.table import Asked, JobFacts, facts_of, table_of, with_classes
@@ -77,6 +78,9 @@ class SnapshotBuilder:
         self._places = Capacities()
         self._feeds = PowerDomains()
         self._feeds_changed = True
+        self._silent: frozenset[str] = frozenset()
+        """Nodes that do not answer: other replicas start beside those that are there."""
+        self._silence_changed = False
         self._tenant_of: dict[str, str] = {}
         self._held: dict[str, budgets.Hold] = {}
         """Tenants whose budget is spent, and what that does to their work."""
@@ -131,6 +135,8 @@ class SnapshotBuilder:
                 self._stale.update(Item(POD, pod.key) for pod in self._places.pods_at(node))
             self._places.set_node(key.name, obj)
             self._feeds_changed = True
+            if any(node is None or node.silent_since is not None for node in (old, obj)):
+                self._silence_changed = True
         elif kind in (JOB, SERVICE):
             self._owner_changed(kind, key, old, obj)
         elif kind == DOMAIN:
@@ -191,6 +197,7 @@ class SnapshotBuilder:
     def snapshot(self, now: datetime, *, full: bool = True) -> Snapshot:
         """The snapshot at ``now``. Between full ones, what nothing but time has changed stays as it was."""
         self._follow_pools_and_tenants(now)
+        self._follow_silence()
         moment = now.timestamp()
         while self._timed and self._timed[0][0] <= moment:
             self._stale.add(heapq.heappop(self._timed)[1])
@@ -294,6 +301,18 @@ class SnapshotBuilder:
                 keys = self._objects[kind]
                 self._stale.update(Item(kind, key) for key in keys if self.tenant_of(key.namespace) in turned)
 
+    def _follow_silence(self) -> None:
+        """Services with replicas on nodes that have ceased to answer, or do so again, may want others."""
+        if not self._silence_changed:
+            return
+        self._silence_changed = False
+        silent = all_silent(self._objects[NODE].values())
+        turned, self._silent = silent ^ self._silent, silent
+        for pod in self._objects[POD].values() if turned else ():
+            owner = self._owners.get(pod.owner_uid)
+            if pod.place in turned and owner is not None and owner.kind == SERVICE:
+                self._stale.add(owner)
+
     def _hung_on_feeds(self) -> tuple[tuple[PowerDomain, ...], tuple[Node, ...]]:
         domains = tuple(self._objects[DOMAIN].values())
         seen = {key.name: node for key, node in self._objects[NODE].items()} if domains else {}
@@ -383,7 +402,7 @@ class SnapshotBuilder:
             name = obj.spec.model.training_job
             served = self._objects[JOB].get(Key(item.key.namespace, name)) if name else None
             jobs, pools = (served,) if served is not None else (), self._objects[POOL].values()
-            return serving.claims(obj, owned, jobs, tenant, now, budget, pools)
+            return serving.claims(obj, with_silence(owned, self._silent), jobs, tenant, now, budget, pools)
         if (until := training.until(obj, now)) is not None:
             heapq.heappush(self._timed, (until, item))
         facts = self._facts.get(item.key)

@@ -25,6 +25,6 @@ def ask(
     body = wanted.model_dump(mode="json", by_alias=True)
     for pod in view.pods:
         reading = view.readings.get(pod.uid)
-        if reading is None or not reading.ready or pod.leaving or not differs(reading):
+        if reading is None or not reading.ready or not pod.stays or not differs(reading):
             continue
         yield PostToPod(pod.key, pod.uid, path, view.settings.poll_timeout_s, repeats=True, body=body)

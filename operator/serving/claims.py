@@ -89,7 +89,7 @@ def needed_now(service: ModelService, pods: Iterable[Pod], places: Iterable[Pool
     """
     status = service.status or ModelServiceStatus()
     rows = {row.pool: row.requests_per_second or 0.0 for row in status.pools or ()}
-    there = [pod for pod in pods if not (pod.leaving or pod.parked)]
+    there = [pod for pod in pods if pod.stays and not pod.parked]
     missing = (status.desired_replicas or 0) - len(there)
     cause = status.scaling_history[-1].cause if status.scaling_history else None
     if missing <= 0 or cause in _FOR_WHAT_IS_THERE:

@@ -275,7 +275,7 @@ def _useful(rate: float) -> float:
 
 
 def alive(seen: Seen) -> dict[str, int]:
-    return _by_pool(p for p in seen.pods if not p.leaving and not p.parked)
+    return _by_pool(p for p in seen.pods if p.stays and not p.parked)
 
 
 def ready(seen: Seen) -> dict[str, int]:

@@ -161,7 +161,7 @@ class ScalingMetrics:
     def _show_replicas(self, key: Key, pods: Iterable[Pod]) -> None:
         by_pool: dict[str, list[Pod]] = {}
         for pod in pods:
-            if not pod.leaving:
+            if pod.stays:
                 by_pool.setdefault(pod.pool, []).append(pod)
         for pool in self._in_pools.pop(key, frozenset()) - by_pool.keys():
             self._drop(self.replicas, (key.namespace, key.name, pool), _STATES)

@@ -220,7 +220,7 @@ def _stay(
     gone = {p.uid for p in view.pods if p.rank in ordered and (p.parked or not ordered[p.rank].taken)}
     gone |= lost.keys()
     kept = {p.uid for p in kept_pods(view.service, view.pods, view.readings)} - gone
-    surplus = [p for p in view.pods if p.uid not in kept | gone and not p.leaving]
+    surplus = [p for p in view.pods if p.uid not in kept | gone and p.stays]
     return kept, {p.uid for p in warm.sleepers(view, surplus)}
 
 
@@ -235,6 +235,8 @@ def _leave(view: ServiceView, staying: Set[str]) -> list[Action]:
                 actions.append(drain)
         if pod.ended or pod.deleting or pod.uid in staying or _is_lost(view, pod):
             continue
+        if pod.silent and pod.draining_since is None:
+            continue  # it may come back until it is given up
         if pod.gated or pod.phase != "Running" or not pod.port or warm.is_surely_asleep(view, pod):
             actions.append(Delete(PODS, pod.key, pod.uid))
         elif pod.draining_since is None:

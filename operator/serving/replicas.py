@@ -18,14 +18,15 @@ def kept_pods(
 ) -> list[Pod]:
     """The replicas to keep, at most as many as are desired: those in the pools where they are wanted, of these the
     ones that serve first, then those with most to move, then the oldest. One that sleeps (it wakes then) is kept only after
-    all that do not. Those that compute prompts for the others go before these.
+    all that do not. Those that compute prompts for the others go before these. One whose node does not answer is not among
+    them, so another starts beside it; if the node answers again before it is given up, the one that serves first is kept.
 
     Args:
         readings: what the replicas said last, by uid; None: which replicas leave does not matter, only how many and where.
     """
     status = service.status
     desired = (status.desired_replicas if status is not None else None) or 0
-    alive = [p for p in pods if not p.leaving]
+    alive = [p for p in pods if p.stays]
     divided = service.spec.prefill_replicas is not None
     work = {uid: to_move(reading) for uid, reading in (readings or {}).items()}
     alive.sort(

@@ -45,7 +45,7 @@ def pool_rows(
                 pool=name,
                 replicas=len(here),
                 ready=ready,
-                starting=sum(not (p.takes_requests or p.leaving or p.parked) for p in here) or None,
+                starting=sum(p.stays and not (p.takes_requests or p.parked) for p in here) or None,
                 sleeping=sum(p.sleep is Sleep.ASLEEP and not p.leaving for p in here) or None,
                 desired=target.get(name, 0) if decides else None,
                 accelerator=pool.spec.accelerator if pool is not None else None,

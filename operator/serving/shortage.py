@@ -66,9 +66,7 @@ def _missing(view: ServiceView, decisions: Iterable[Decision]) -> str:
 
 def _lacks(view: ServiceView, desired: int) -> bool:
     """Whether replicas are wanted that have no pod yet."""
-    return (
-        view.off is None and sum(not (pod.ended or pod.leaving or pod.parked) for pod in view.pods) < desired
-    )
+    return view.off is None and sum(pod.stays and not pod.parked for pod in view.pods) < desired
 
 
 def _types(view: ServiceView) -> str:

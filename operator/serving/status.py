@@ -222,9 +222,9 @@ def _phase(
             return ServicePhase.IDLE, Reason.IDLE, text
         return ServicePhase.IDLE, Reason.IDLE, "No replica runs; a request wakes the service."
     waits = _wait(decisions)
-    starting = [p for p in alive if not p.leaving and not p.parked]
+    starting = [p for p in alive if p.stays and not p.parked]
     waking = [p for p in starting if p.sleep is Sleep.WAKING]
-    waking += [p for p in alive if not p.leaving and p.parked][: max(0, desired - len(starting))]
+    waking += [p for p in alive if p.stays and p.parked][: max(0, desired - len(starting))]
     if waking and len(waking) >= len(starting):
         return ServicePhase.STARTING, Reason.STARTING, f"{len(waking)} of {desired} replicas are waking up."
     if starting:

@@ -54,7 +54,7 @@ def ended(view: ServiceView, staying: Set[str]) -> Notices:
     choice = _choice(view)
     if choice is None or view.off is not None or view.budget.why:
         return []
-    leaving = [p for p in view.pods if p.sleep is Sleep.ASLEEP and not p.leaving and p.uid not in staying]
+    leaving = [p for p in view.pods if p.sleep is Sleep.ASLEEP and p.stays and p.uid not in staying]
     return [(Reason.SLEEP_ENDED, f"Replica {p.key.name} leaves. {choice.reason}") for p in leaving]
 
 

@@ -129,6 +129,9 @@ class Pod:
     node_selector: tuple[tuple[str, str], ...] = ()
     tolerations: tuple[tuple[str, str, str, str], ...] = ()  # key, operator, value, effect
     priority: int = 0
+    silent: bool = (
+        False  # its node does not answer Kubernetes; told by who knows the nodes (pods/silent_nodes.py)
+    )
 
     @property
     def gate_index(self) -> int:
@@ -149,6 +152,11 @@ class Pod:
         return self.ended or self.deleting or self.draining_since is not None
 
     @property
+    def stays(self) -> bool:
+        """Whether it counts among the replicas that are wanted: it is not on its way out, and its node answers."""
+        return not self.leaving and not self.silent
+
+    @property
     def parked(self) -> bool:
         """Whether it sleeps or is about to: a replica that shall not serve."""
         return self.sleep in (Sleep.SETTLING, Sleep.ASLEEP)
@@ -156,7 +164,7 @@ class Pod:
     @property
     def takes_requests(self) -> bool:
         """Whether the gateway may send requests to this replica."""
-        return self.ready and not self.leaving and self.sleep in (None, Sleep.AWAKE)
+        return self.ready and self.stays and self.sleep in (None, Sleep.AWAKE)
 
     @property
     def place(self) -> str:

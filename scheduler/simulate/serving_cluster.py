@@ -3,7 +3,8 @@
 A new replica is ready after the start time (or the wake time, while replicas sleep). A surplus one takes no more requests;
 those that it has not begun with go to others, its streams move there with their keys and values (`ServingSettings.moves`) or end
 where they are, and then it leaves. What fails and what is seen of it is in `serving_failures.py`: requests of a lost replica go
-on elsewhere, with the prompt and the tokens so far computed anew, and the target of before is filled up again.
+on elsewhere, with the prompt and the tokens so far computed anew, and another one starts beside it as soon as its node is known
+not to answer.
 
 The gateway splits each bucket over the columns by the shares for what is ready, recomputed when that changes
 (`autoscale.shares`, which the real gateway runs, too), and takes the replica with the least work in the column; where prompts
@@ -95,6 +96,8 @@ class Member:
     """Its name at `Places`."""
     failed_s: float | None = None
     """When its node failed."""
+    replaced: bool = False
+    """Its node does not answer, and another one is wanted in its place."""
     ends_s: float = math.inf
     """When its process fails by itself."""
 
@@ -157,7 +160,7 @@ class Cluster:
     def _starts(self, member: Member, ready_s: float) -> None:
         """Its process begins (again) and is ready then."""
         mean_s = self.settings.failures.replica_mtbf_s
-        member.ready_s, member.failed_s = ready_s, None
+        member.ready_s, member.failed_s, member.replaced = ready_s, None, False
         member.replica = Replica.of(self.models[member.column.key], self.slo, ready_s)
         member.ends_s = math.inf if mean_s is None else ready_s + self._rng.expovariate(1 / mean_s)
 
@@ -167,20 +170,18 @@ class Cluster:
             self.add(self.unplaced.pop(name), max(now_s, free_s) + start_s, place=name)
 
     def counts(self, now_s: float) -> tuple[dict[str, int], dict[str, int]]:
-        """Ready and starting replicas by column, without those that drain."""
+        """Ready and starting replicas by column, without those that drain or are replaced."""
         ready = dict.fromkeys((c.key for c in self.columns), 0)
         starting = dict(ready)
         for member in self.members:
-            if member.draining_s is None:
+            if _stays(member):
                 (ready if self._is_ready(member, now_s) else starting)[member.column.key] += 1
         for column in self.unplaced.values():
             starting[column.key] += 1
         return ready, starting
 
     def _is_ready(self, member: Member, now_s: float) -> bool:
-        failed_s = member.failed_s
-        seen = failed_s is None or now_s - failed_s < self.settings.failures.unready_s
-        return member.ready_s <= now_s and seen
+        return member.ready_s <= now_s and not member.replaced
 
     def _is_open(self, member: Member, now_s: float) -> bool:
         """Whether the gateway sends requests there."""
@@ -193,7 +194,7 @@ class Cluster:
         self.wanted = dict(target)
         self._relimit(target, now_s)
         for column in self.columns:
-            own = [m for m in self.members if m.column.key == column.key and m.draining_s is None]
+            own = [m for m in self.members if m.column.key == column.key and _stays(m)]
             waiting = [name for name, of in self.unplaced.items() if of.key == column.key]
             missing = target.get(column.key, 0) - len(own) - len(waiting)
             for name in waiting[len(waiting) + missing :] if missing < 0 else ():
@@ -209,7 +210,7 @@ class Cluster:
 
     def _relimit(self, target: Mapping[str, int], now_s: float) -> None:
         """Where the target differs by power caps alone, boards get other limits and their replicas run on."""
-        staying = [m for m in self.members if m.draining_s is None]
+        staying = [m for m in self.members if _stays(m)]
         live = Counter(m.column.key for m in staying)
         missing = {c.key: target.get(c.key, 0) - live[c.key] for c in self.columns}
         for member in staying:
@@ -297,9 +298,10 @@ class Cluster:
     # -- failures ------------------------------------------------------------------------------------
 
     def fail(self, now_s: float) -> None:
-        """What has failed stops, what is noticed is resumed, and what is given up is replaced."""
+        """What has failed stops, what is noticed is resumed, beside what does not answer others start, and it is given up."""
         away = self.places.failed(now_s) if self.places is not None else ()
         gone: list[Member] = []
+        before = {id(member) for member in self.members if member.replaced}
         for member in self.members:
             if member.place in away:
                 self._on_lost_node(member, now_s, gone)
@@ -308,8 +310,10 @@ class Cluster:
         for column, place in [row for row in self.dozing if row[1] in away]:
             self.dozing.remove((column, place))
             self._give_back(place, now_s)
+        differs = before != {id(member) for member in self.members if member.replaced}
         if gone:
             self.members = [m for m in self.members if m not in gone]
+        if differs:  # after those that are given up have left: their places are free
             self.resize(self.wanted, now_s)
 
     def _on_lost_node(self, member: Member, now_s: float, gone: list[Member]) -> None:
@@ -321,6 +325,7 @@ class Cluster:
         since_s = now_s - member.failed_s
         if since_s >= failures.unnoticed_s and member.replica.in_flight:
             self._resume(member, now_s)
+        member.replaced = since_s >= failures.unready_s
         if since_s >= failures.lost_s or (member.draining_s is not None and since_s >= failures.unnoticed_s):
             gone.append(member)
             self._give_back(member.place, now_s)
@@ -376,7 +381,7 @@ class Cluster:
         stock = dict(self.places.stock())
         live: Counter[str] = Counter()
         for member in self.members:
-            live[member.column.pool] += member.column.accelerators * (member.draining_s is None)
+            live[member.column.pool] += member.column.accelerators * _stays(member)
         for name, column in list(self.unplaced.items()):
             if live[column.pool] + column.accelerators > stock.get(column.pool, 0):
                 self._withdraw(name, now_s)  # its nodes are away: another pool may be asked
@@ -413,6 +418,11 @@ class Cluster:
     def _wait_s(self, column: str) -> float:
         """Seconds of prompts before a request that goes there now."""
         return _least(self.ready[column]).replica.prompt_s
+
+
+def _stays(member: Member) -> bool:
+    """Whether it counts among the replicas that are wanted."""
+    return member.draining_s is None and not member.replaced
 
 
 def _least(members: Sequence[Member]) -> Member:

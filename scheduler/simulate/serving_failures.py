@@ -6,8 +6,8 @@ at once and their accelerators are away until it is back. A replica's process fa
 `replica_mtbf_s`, and starts again where it is.
 
 What the product makes of it, by its own defaults: the gateway sees a connection that breaks at once, and a node that
-falls silent after `unnoticed_s`; then it resumes the requests on other replicas. Replicas of a silent node count as
-starting after `unready_s`, and are given up and replaced after `lost_s`.
+falls silent after `unnoticed_s`; then it resumes the requests on other replicas. After `unready_s` Kubernetes says that a node
+does not answer, and the operator starts others beside its replicas; these are given up after `lost_s`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Failures:
     unnoticed_s: float = 20.0
     """The gateway asks a replica that is silent for 10 s for its health, and gives it up after two checks."""
     unready_s: float = 40.0
-    """Kubernetes' default until the pods of a node without a heartbeat are not ready."""
+    """Kubernetes' default until a node without a heartbeat counts as one that does not answer, and its pods are not ready."""
     lost_s: float = 100.0
     """40 s until the node is silent, and 60 s more until the operator gives up its replicas (`node_lost_s`)."""
 

@@ -58,21 +58,25 @@ async def test_a_job_of_the_platforms_engine_needs_nobody_to_go_on_when_its_node
         assert "NodeLost" in events
 
 
-async def test_a_replica_whose_node_is_lost_is_replaced_on_another_one(apiserver: ApiServer) -> None:
+async def test_beside_a_replica_whose_node_is_silent_another_one_starts_before_the_first_is_given_up(
+    apiserver: ApiServer,
+) -> None:
     async with Cluster(apiserver, nodes=2, cpu="1", script=runs) as cluster:
-        await cluster.start(node_lost_s=1.0)
+        await cluster.start(node_lost_s=4.0)
         shape = {"cpu": "1", "memory": "64Mi"}
         spec = {"model": {"uri": "pvc://claim/model"}, "replicas": 1, "shape": shape}
         await cluster.create({"kind": "ModelService", "metadata": {"name": "web"}, "spec": spec})
 
-        async def place() -> str | None:
-            pod = (await cluster.pods()).get("web-0")
-            return None if pod is None or not pod["spec"].get("nodeName") else str(pod["spec"]["nodeName"])
+        async def places() -> dict[str, str]:
+            pods = await cluster.pods()
+            return {name: pod["spec"]["nodeName"] for name, pod in pods.items() if "nodeName" in pod["spec"]}
 
-        await becomes(place, lambda name: name is not None)
+        await becomes(places, lambda found: set(found) == {"web-0"})
         lost = await falls_silent(cluster, "web-0")
-        await becomes(place, lambda name: name not in (None, lost))
-        assert "ReplicaReplaced" in {event["reason"] for event in await cluster.events()}
+        both = await becomes(places, lambda found: len(found) == 2)
+        assert (both["web-0"], both["web-1"] == lost) == (lost, False)
+        await becomes(places, lambda found: set(found) == {"web-1"})
+        await becomes(cluster.events, lambda events: "ReplicaReplaced" in {e["reason"] for e in events})
 
 
 async def test_a_gang_with_copies_in_memory_runs_on_with_a_pod_on_another_node(apiserver: ApiServer) -> None:

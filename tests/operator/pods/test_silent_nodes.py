@@ -9,7 +9,13 @@ import pytest
 from tests.operator.builders import NOW, running
 
 from busbar.kube.informer import Key
-from busbar.operator.pods.silent_nodes import is_given_up, next_given_up_s, silent_nodes
+from busbar.operator.pods.silent_nodes import (
+    all_silent,
+    is_given_up,
+    next_given_up_s,
+    silent_nodes,
+    with_silence,
+)
 from busbar.operator.watch.projections import Node, project_node
 
 AFTER_S = 60.0
@@ -41,6 +47,15 @@ def test_where_most_nodes_are_silent_none_is_lost() -> None:
         set(), set(), {"node-0"}, {"node-0"}, set(), set(),
     ]  # fmt: skip
     assert silent_nodes([running(9)], {}) == {}, "a node that is gone: its pods are deleted by Kubernetes"
+
+
+def test_all_silent_nodes_are_named_unless_they_are_most_and_their_pods_are_marked() -> None:
+    nodes = [node("node-0", NOW), node("node-1"), node("node-2")]
+    assert all_silent(nodes) == {"node-0"}
+    assert all_silent([*nodes, node("node-3", NOW), node("node-4", NOW)]) == set()
+    pods = with_silence([running(0), running(1, pinned="node-0", node="")], {"node-0"})
+    assert [pod.silent for pod in pods] == [True, True]
+    assert with_silence([running(1)], {"node-0"}) == (running(1),)
 
 
 @pytest.mark.parametrize(

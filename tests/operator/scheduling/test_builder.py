@@ -93,7 +93,13 @@ def node(name: str, host: str, **fields: Any) -> Node:
     return replace(base, **fields)
 
 
-NODES = [None, node("", "host-1"), node("", "host-1", ready=False), node("", "host-2", cpu_m=4000)]
+NODES = [
+    None,
+    node("", "host-1"),
+    node("", "host-1", ready=False),
+    node("", "host-2", cpu_m=4000),
+    node("", "host-1", ready=False, silent_since=NOW),
+]
 POOLS = [None, pool(), pool(unit="500m"), pool(reserved={"cpu": "1"})]
 MADE_BY_US = pool("found", nodeSelector={"pool": "cpu", HOSTNAME: "host-1"})
 MADE_BY_US.metadata.labels[DISCOVERED] = "true"
@@ -268,3 +274,26 @@ def test_the_object_behind_a_job_is_found_by_its_id() -> None:
         opted.uid: (Item(POD, opted.key), "", 0),
     }
     assert builder.target(JobId("uid-nobody")) is None
+
+
+def test_beside_a_replica_whose_node_does_not_answer_another_one_waits_until_it_does() -> None:
+    builder = SnapshotBuilder()
+    for kind, key, obj in START:
+        builder.put(kind, key, obj)
+    wants = service(replicas=1, status={"desiredReplicas": 1, "observedGeneration": 1})
+    builder.put(SERVICE, Key("team", "web"), wants)
+    builder.put(POD, Key("team", "web-0"), replica(0, placement=PLACE))
+
+    def waiting() -> list[str]:
+        return [one.id for one in builder.snapshot(NOW, full=False).jobs if one.run is None]
+
+    assert waiting() == []
+    answers = node("node-0", "host-0")
+    builder.put(NODE, Key("", "node-0"), replace(answers, ready=False, silent_since=NOW))
+    assert waiting() == ["uid-web/1"]
+    builder.put(NODE, Key("", "node-1"), None)
+    assert waiting() == [], "most nodes do not answer: it is not they that are gone"
+    builder.put(NODE, Key("", "node-1"), node("node-1", "host-1"))
+    assert waiting() == ["uid-web/1"]
+    builder.put(NODE, Key("", "node-0"), answers)
+    assert waiting() == []

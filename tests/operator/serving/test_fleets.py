@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.operator.builders import NOW, pool, replica, service
@@ -13,7 +14,8 @@ from tests.operator.builders import NOW, pool, replica, service
 from busbar.kube.contracts.demand import ServiceDemand, SizeCount, Totals, WindowDemand
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
 from busbar.kube.types.service_status import ScaledBy, ScalingCause
-from busbar.operator.serving.fleet_input import Seen
+from busbar.operator.pods.silent_nodes import with_silence
+from busbar.operator.serving.fleet_input import Seen, alive, ready
 from busbar.operator.serving.fleets import Fleets, Plan
 from busbar.operator.serving.history import Load
 from busbar.operator.watch.projections import Pod
@@ -588,3 +590,9 @@ def test_a_service_that_is_late_within_its_capacity_gets_more_replicas_and_says_
     plan = world.run(600, 0.6 * rate)
     assert plan.target == {"l4": 2}
     assert "of their computed rate: answers were late below it." in plan.message
+
+
+def test_a_replica_whose_node_does_not_answer_is_not_counted_so_another_pool_may_be_asked() -> None:
+    pods = with_silence((replica(0, pool="l4"), replica(1, pool="l4", node="node-1")), {"node-0"})
+    seen = cast("Seen", SimpleNamespace(pods=pods))
+    assert (alive(seen), ready(seen)) == ({"l4": 1}, {"l4": 1})

@@ -29,6 +29,7 @@ from busbar.kube.types import ModelService
 from busbar.operator.accounting.budgets import Hold
 from busbar.operator.decisions import Admit, Release, Wait
 from busbar.operator.pods.manifests import KIND_TRAINING
+from busbar.operator.pods.silent_nodes import with_silence
 from busbar.operator.profiles.table import workload
 from busbar.operator.serving.claims import claims as serving_claims
 from busbar.operator.serving.engine_mode import engine_mode
@@ -595,9 +596,26 @@ def test_a_replica_whose_node_does_not_answer_is_deleted_without_its_word(change
     assert update.notices == (() if changes else (("ReplicaReplaced", why),))
 
 
-def test_a_node_that_has_just_fallen_silent_may_come_back() -> None:
+def on_silent_node(*pods: Pod, **fields: Any) -> ServiceView:
+    """A service that wants one replica; node-0 does not answer for less than `node_lost_s`."""
     silent = {"node-0": SILENT_LONG + timedelta(seconds=1)}
-    assert reconcile(view(wanting(1), replica(0), silent=silent)).actions == ()
+    return view(wanting(1), *with_silence(pods, silent), silent=silent, **fields)
+
+
+def test_beside_a_replica_whose_node_does_not_answer_another_one_starts_at_once() -> None:
+    update = reconcile(on_silent_node(replica(0)), (admit(index=1),))
+    assert [a.key.name for a in update.actions if isinstance(a, Create)] == ["web-1"]
+    assert not [a for a in update.actions if isinstance(a, Patch | PostToPod | Delete)], "it may come back"
+    both = on_silent_node(replica(0), replica(1, node="node-1"))
+    assert reconcile(both).actions == ()
+    update = reconcile(on_silent_node(replica(0), replica(1, node="node-1", ready=False)))
+    assert update.status is not None
+    assert (update.status.phase, update.status.ready_replicas) == ("Starting", 0)
+
+
+def test_a_replica_whose_node_answers_again_stays_and_the_one_that_starts_beside_it_leaves() -> None:
+    update = reconcile(view(wanting(1), replica(0), replica(1, node="node-1", ready=False)))
+    assert [a.key.name for a in update.actions if isinstance(a, Patch)] == ["web-1"], "it is to drain"
 
 
 def test_a_service_that_lacks_a_claim_is_in_no_plan_and_makes_nothing_until_it_is_there() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from busbar.scheduler.autoscale.fleet import FleetSettings
+from busbar.scheduler.autoscale.fleet import Decision, FleetSettings, Observation
 from busbar.scheduler.autoscale.step_model import Slo, kv_token_bytes
 from busbar.scheduler.errors import ServingModelError, TraceError
 from busbar.scheduler.simulate.serving_cluster import Moves, ServingSettings
@@ -159,22 +160,49 @@ def test_the_same_seed_gives_the_same_failures() -> None:
     assert min(told.node_failures, told.replica_failures) > 0
 
 
-def static(pool: str, count: int, failures: Failures, moves: Moves | None = None) -> ServingResult:
+@dataclass(slots=True)
+class Watched(Static):
+    """Remembers how many replicas it saw ready and starting, by second."""
+
+    seen: dict[float, tuple[int, int]] = field(default_factory=dict)
+
+    def decide(self, seen: Observation) -> Decision | None:
+        self.seen[seen.now_s] = seen.ready[self.column.key], seen.starting[self.column.key]
+        return None
+
+
+def static(
+    pool: str, count: int, failures: Failures, seen: dict[float, tuple[int, int]] | None = None
+) -> ServingResult:
     buckets = Buckets.of(LOAD)
     columns = columns_of(POOLS, MODELS, buckets, Slo())
     column = next(column for column in columns if column.key == pool)
-    settings = ServingSettings(warm_up_s=60, failures=failures, moves=moves)
+    settings = ServingSettings(warm_up_s=60, failures=failures)
+    policy = Watched(column, count, seen={} if seen is None else seen)
     places = NodePlaces.of(POOLS, failures, LOAD.duration_s, {pool: count})
-    return run(LOAD, buckets, columns, MODELS, Slo(), Static(column, count), settings, None, places)
+    return run(LOAD, buckets, columns, MODELS, Slo(), policy, settings, None, places)
 
 
-def test_a_fixed_fleet_gets_its_replicas_back_elsewhere() -> None:
-    result = static("A100", 4, Failures(listed=(Outage(200, "A100", 0, 10_000),)))
+def test_a_fixed_fleet_gets_its_replicas_back_elsewhere_and_pays_both_until_the_first_are_given_up() -> None:
+    seen: dict[float, tuple[int, int]] = {}
+    result = static("A100", 4, Failures(listed=(Outage(200, "A100", 0, 10_000),)), seen)
     assert result.told.lost_replicas == 4
-    assert result.peak["A100"] == 4
-    assert 0.3 < result.attainment < 0.9, (
-        "160 s of 540 without any replica: 100 s until they are given up, 60 s to start"
+    assert result.peak["A100"] == 8
+    assert [seen[at] for at in (199, 239, 240, 300, 301)] == [(4, 0), (4, 0), (0, 4), (0, 4), (4, 0)], (
+        "40 s until the node is known not to answer, 60 s to start"
     )
+    calm = static("A100", 4, Failures())
+    assert result.cost - calm.cost == pytest.approx(4 * 3.67 * 59 / 3600)
+    assert 0.5 < result.attainment < 0.9, "100 s of 540 without any replica"
+
+
+def test_of_a_replica_whose_node_comes_back_and_the_one_beside_it_one_stays() -> None:
+    seen: dict[float, tuple[int, int]] = {}
+    result = static("A100", 4, Failures(listed=(Outage(200, "A100", 0, 260),)), seen)
+    assert [seen[at] for at in (240, 259, 261, 300, 301)] == [(0, 4), (0, 4), (0, 4), (0, 4), (4, 0)], (
+        "those that started beside them are there first"
+    )
+    assert result.cost - static("A100", 4, Failures()).cost == pytest.approx(4 * 3.67 * 20 / 3600, rel=0.1)
 
 
 def test_a_process_that_fails_starts_again_where_it_is() -> None:
