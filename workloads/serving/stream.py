@@ -243,6 +243,7 @@ class StreamedLayers:
         self.rate.probed = self.rate.lately = self.rate.take(0.0) or 0.0
         return self._pending[0][1].layer
 
+    @torch.inference_mode(False)  # another thread writes to what is made here
     def _begin(self) -> None:
         """Takes slots, and starts to read, where that has not been done, or a pass has ended by an error."""
         whole = self._link is not None and len(self._pending) == self._count
