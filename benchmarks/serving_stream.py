@@ -171,11 +171,20 @@ def make(folder: Path, shape: dict[str, int]) -> None:
 class Side:
     """A process that works when it is told to."""
 
-    def __init__(self, name: str, folder: Path, given: argparse.Namespace, limit: int | None) -> None:
-        self.group = None if limit is None else f"{GROUP}/{SIDES.index(name)}"
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        given: argparse.Namespace,
+        limit: int | None,
+        script: str = __file__,
+        group: str | None = None,
+    ) -> None:
+        """`group`: its cgroup, where the limit is not None."""
+        self.group = None if limit is None else group or f"{GROUP}/{SIDES.index(name)}"
         if self.group is not None:
             confine(self.group, limit)
-        command = [sys.executable, __file__, "--side", name, "--folder", str(folder)]
+        command = [sys.executable, script, "--side", name, "--folder", str(folder)]
         command += ["--steps", str(given.steps), "--repeats", str(given.repeats)]
         if given.no_limit:
             command.append("--no-limit")
@@ -188,7 +197,7 @@ class Side:
         )
         self.started = self._answer()
 
-    def ask(self, what: dict[str, int]) -> dict[str, Any]:
+    def ask(self, what: dict[str, Any]) -> dict[str, Any]:
         stdin = self.process.stdin
         assert stdin is not None
         stdin.write(json.dumps(what) + "\n")

@@ -97,13 +97,24 @@ class ServingReport(CellReport):
     """Beside `kv_bytes`: one block for each block of the served model."""
     step_model: StepModelReport | None = None
     streamed_bytes: Count = 0
-    """Of weights that are read in every step, because memory does not hold them; 0: all stay."""
+    """Of weights that memory does not hold: read in every step, of experts those that are chosen; 0: all stay."""
     stream_seconds: Amount = 0.0
     """Predicted at the start: reading them."""
     stream_bytes_per_second: Amount | None = None
     """In the last seconds of reading."""
     stream_is_slow: bool = False
     """It is under half of what was measured at the start."""
+    expert_places: Count = 0
+    """For experts that are read one by one; 0: none are. The counts below are since the weights were read."""
+    expert_queries: Count = 0
+    """Experts that a layer computed with, each once per step."""
+    expert_hits: Count = 0
+    """Those of them that were in memory when the layer asked."""
+    expert_prefetches: Count = 0
+    """Experts that were read ahead."""
+    expert_prefetch_hits: Count = 0
+    """Those of them that the layer then used."""
+    expert_read_bytes: Count = 0
 
     @property
     def cache_tokens(self) -> int | None:

@@ -11,7 +11,8 @@ of a weight (4 in float32, 2 in bfloat16) and v bytes of keys and values per tok
 and w t + keys and values + the runtime in all of them. A step of B requests takes the longest of reading device memory,
 2 B (L A_l + t) operations, and reading what is streamed: the engine reads ahead. With experts A_l are the parameters of a
 layer that one token uses, and of device memory a step reads the experts that its B tokens choose (`read_layer_parameters`);
-else both are P_l. Streamed layers are read with all their experts. The host needs room for a layer at least;
+else both are P_l. Streamed layers are taken to be read with all their experts: the engine holds and reads no
+more than that where it reads experts one by one. The host needs room for a layer at least;
 what is streamed to a GPU is kept there where it fits, else on the disk, which is slower than said here. The engine's own plan
 (`workloads/serving/stream_plan.py`) is exact for the model at hand and measures the link; a test compares both.
 """

@@ -24,6 +24,15 @@ def needs_of(settings: EngineSettings) -> Needs:
     return reader.needs
 
 
+def expert_settings(folder: Path, places: int, where: Path, **changes: Any) -> dict[str, Any]:
+    """Settings with which so many experts of the model have a place, no fewer than for two tokens."""
+    settings = streamed_settings(folder, 0, where, **{"stream_unit": "experts", **changes})
+    needs = needs_of(EngineSettings(folder, **settings))
+    assert needs.experts is not None
+    more = places - needs.experts.least_places
+    return settings | {"memory_bytes": needs.least_bytes + more * needs.experts.bytes}
+
+
 def streamed_settings(folder: Path, stay: int, where: Path, **changes: Any) -> dict[str, Any]:
     """Settings with which `stay` layers of the model stay in memory."""
     settings: dict[str, Any] = {

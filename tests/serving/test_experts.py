@@ -143,14 +143,15 @@ def test_experts_in_codes_are_those_of_the_decoded_weights(
     assert resident.core.runner.decoder.weights.layer_bytes < plain / (3 if form is INT8 else 5)
     streamed = load_engine(saved.folder, **streamed_settings(saved.folder, 0, tmp_path, **changes))
     assert streamed.streaming is not None
+    assert streamed.streaming.plan.places == 2 * streamed.arch.routing.per_token  # type: ignore[union-attr]
     found, same = (generate(loaded, asked, params) for loaded in (resident, streamed))
     assert [tokens_of(d) for d in found] == [greedy(decoded, p, 8, eos_token_id=None) for p in asked]
     assert [[d.logprobs for d in each] for each in same] == [[d.logprobs for d in each] for each in found]
     assert streamed.weight_bytes == resident.weight_bytes
 
 
-def test_a_layer_is_streamed_with_all_its_experts(saved: Saved, tmp_path: Path) -> None:
-    loaded = load_engine(saved.folder, **streamed_settings(saved.folder, 0, tmp_path))
+def test_a_layer_may_be_streamed_with_all_its_experts(saved: Saved, tmp_path: Path) -> None:
+    loaded = load_engine(saved.folder, **streamed_settings(saved.folder, 0, tmp_path, stream_unit="layers"))
     asked = prompts(7, 3)
     assert answers(loaded, asked, greedy_params(12)) == [greedy(saved.model, p, 12) for p in asked]
     resident = load_engine(saved.folder)
@@ -159,7 +160,7 @@ def test_a_layer_is_streamed_with_all_its_experts(saved: Saved, tmp_path: Path) 
     assert report.streamed_bytes == 3 * needs_of(EngineSettings(saved.folder)).layer_bytes
     least = needs_of(EngineSettings(saved.folder)).least_bytes
     with pytest.raises(MemoryTooSmall, match="even with its layers streamed"):
-        load_engine(saved.folder, weights="stream", memory_bytes=least // 2)
+        load_engine(saved.folder, weights="stream", memory_bytes=least // 2, stream_unit="layers")
 
 
 @pytest.mark.parametrize("level", [SleepLevel.WEIGHTS_KEPT, SleepLevel.WEIGHTS_DROPPED])

@@ -183,8 +183,13 @@ def test_the_engine_mode_says_how_weights_are_kept(mode: str, kept: tuple[str, s
 def test_the_specs_arguments_set_how_weights_are_streamed() -> None:
     engine = from_environment(POD, ["--weights", "stream", "--memory", "2Gi", "--stream-depth", "0"]).engine
     assert (engine.weights, engine.memory_bytes, engine.stream_depth) == ("stream", 2 * 2**30, 0)
-    with pytest.raises(SettingsError, match="add --weights stream, or leave them out"):
-        from_environment(POD, ["--stream-depth", "1"])
+    engine = from_environment(POD, ["--weights", "stream", "--stream-unit", "layers"]).engine
+    assert engine.stream_unit == "layers"
+    for alone in (["--stream-depth", "1"], ["--stream-unit", "experts"]):
+        with pytest.raises(SettingsError, match="add --weights stream, or leave them out"):
+            from_environment(POD, alone)
+    with pytest.raises(SettingsError, match="stream_unit must be one of auto, layers, experts, not 'rows'"):
+        EngineSettings(Path("m"), weights="stream", stream_unit="rows")
     with pytest.raises(SettingsError, match="stream_depth must be 0 to 7, not 8"):
         EngineSettings(Path("m"), weights="stream", stream_depth=8)
 

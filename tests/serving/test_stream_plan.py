@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from busbar.workloads.serving.errors import MemoryTooSmall
 from busbar.workloads.serving.stream_plan import (
     LEAST_TOKENS,
     MOST_TOKENS,
+    ExpertNeeds,
     Needs,
     fixes_of,
     plan_stream,
@@ -77,7 +79,7 @@ def test_nothing_is_streamed_where_everything_fits() -> None:
         ({}, 200 * MIB, "Give the engine 272 MiB of memory"),
     ],
 )
-def test_a_refusal_names_the_cheapest_fix(changes: dict[str, int], short: int, said: str) -> None:
+def test_a_refusal_names_the_cheapest_fix(changes: dict[str, Any], short: int, said: str) -> None:
     needs = replace(NEEDS, **changes)
     with pytest.raises(MemoryTooSmall, match="does not fit into") as refused:
         plan_stream(needs, LEAST - short, fixes_of(needs))
@@ -88,6 +90,49 @@ def test_fewer_bits_are_named_before_what_is_slower() -> None:
     coded = replace(NEEDS, layer_bytes=30 * MIB)
     with pytest.raises(MemoryTooSmall, match="It fits with --weights-dtype int8"):
         plan_stream(NEEDS, LEAST - 50 * MIB, [("--weights-dtype int8", coded), *fixes_of(NEEDS)])
+
+
+WITH_EXPERTS = replace(NEEDS, experts=ExpertNeeds(count=8, per_token=2, bytes=12 * MIB, rest_bytes=4 * MIB))
+
+
+def test_experts_are_read_one_by_one_where_the_rest_of_all_layers_stays() -> None:
+    least = LEAST - 2 * 100 * MIB + 14 * 4 * MIB + 4 * 12 * MIB
+    assert WITH_EXPERTS.least_bytes == least
+    plan = plan_stream(replace(WITH_EXPERTS, tokens=64, kv_bytes=4 * MIB), least + 500 * MIB)
+    assert (plan.streamed, plan.places, plan.all_stay) == ((), 4 + 500 // 12, False)
+    assert plan.pass_bytes == (14 * 8 - plan.places) * 12 * MIB
+    assert "which have 45 places of 12.0 MiB for 112 (read ahead as the next layer's router" in plan.text
+    assert "(none read ahead)" in replace(plan, needs=replace(WITH_EXPERTS, depth=0)).text
+
+
+def test_never_more_is_read_by_expert_than_by_layer() -> None:
+    for memory in range(LEAST, LEAST + 1200 * MIB, 70 * MIB):
+        asked = replace(WITH_EXPERTS, tokens=64, kv_bytes=4 * MIB)
+        by_expert, by_layer = (plan_stream(replace(asked, unit=unit), memory) for unit in ("auto", "layers"))
+        assert by_expert.pass_bytes <= by_layer.pass_bytes
+
+
+def test_layers_are_read_whole_where_the_rest_of_them_does_not_fit() -> None:
+    large = replace(WITH_EXPERTS, experts=replace(WITH_EXPERTS.experts, rest_bytes=20 * MIB))  # type: ignore[type-var]
+    assert large.least_bytes == LEAST
+    assert len(plan_stream(large, LEAST).streamed) == 14
+    assert plan_stream(large, LEAST + 150 * MIB).places > 0
+
+
+def test_all_stay_where_every_expert_has_a_place() -> None:
+    assert plan_stream(WITH_EXPERTS, 4000 * MIB).all_stay
+
+
+def test_experts_are_what_helps_where_layers_were_asked_for() -> None:
+    needs = replace(WITH_EXPERTS, unit="layers")
+    with pytest.raises(
+        MemoryTooSmall, match=r"with its layers streamed.* fits with experts read one by one \(no"
+    ):
+        plan_stream(needs, needs.least_bytes - 1, fixes_of(needs))
+    with pytest.raises(
+        MemoryTooSmall, match=r"its experts streamed.*104 for 14 layers without their experts and 4 of"
+    ):
+        plan_stream(WITH_EXPERTS, WITH_EXPERTS.least_bytes - 1)
 
 
 @given(

@@ -123,7 +123,14 @@ Then:
 @click.option(
     "--stream-depth",
     type=click.IntRange(0, 7),
-    help="Streamed layers that are read ahead.  [default: 1, more if they are small]",
+    help="Streamed layers that are read ahead.  [default: 1, more if they are small]  Of single experts: 0 reads none ahead.",
+)
+@click.option(
+    "--stream-unit",
+    type=click.Choice(["auto", "layers", "experts"]),
+    default="auto",
+    show_default=True,
+    help="What is read at a time. auto: single experts where the model has them and the rest of its layers fits.",
 )
 @click.option(
     "--weights-dtype",
@@ -216,6 +223,7 @@ def serve(
     memory: str | None,
     stream_dir: Path | None,
     stream_depth: int | None,
+    stream_unit: str,
     weights_dtype: str,
     kv_dtype: str,
     prefix_cache: bool,
@@ -265,6 +273,7 @@ def serve(
                 memory_bytes=None if memory is None else parse_bytes(memory, "--memory"),
                 stream_dir=stream_dir,
                 stream_depth=stream_depth,
+                stream_unit=stream_unit,
                 weights_dtype=weights_dtype,
                 kv_dtype=kv_dtype,
                 prefix_cache=prefix_cache,

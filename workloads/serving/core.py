@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Tokens
+from dataclasses import astuple
 from math import inf
 
 import torch
@@ -23,6 +24,7 @@ from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.draft import Draft
 from busbar.workloads.serving.drafting import Drafts
 from busbar.workloads.serving.errors import BadRequest
+from busbar.workloads.serving.expert_stream import ExpertStreamedLayers
 from busbar.workloads.serving.fairness import NOBODY, Owner
 from busbar.workloads.serving.flight import Flight
 from busbar.workloads.serving.grammar import Allowed, Grammars, GrammarTooComplex
@@ -487,4 +489,7 @@ class EngineCore:
         if self.speculation is not None:
             totals = self.speculation
             self.metrics.speculation(totals.drafts_total, totals.proposed_total, totals.accepted_total)
+        layers = self.runner.decoder.weights.layers
+        if isinstance(layers, ExpertStreamedLayers):
+            self.metrics.experts(*astuple(layers.cache.counts))
         self.metrics.saturated.set(self.saturated)

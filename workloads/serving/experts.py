@@ -69,10 +69,7 @@ class EachExpert:
         for expert, count in zip(self._experts, counts.tolist(), strict=True):
             if not count:
                 continue
-            rows = x[first : first + count]
-            if count < least_rows:
-                rows = F.pad(rows, (0, 0, 0, least_rows - count))
-            out[first : first + count] = expert(rows)[:count]
+            out[first : first + count] = rows_of(expert, x[first : first + count], least_rows)
             first += count
         return out
 
@@ -133,6 +130,14 @@ class ExpertMlp:
 
 
 Mlp = DenseMlp | ExpertMlp
+
+
+def rows_of(expert: DenseMlp, rows: torch.Tensor, least_rows: int) -> torch.Tensor:
+    """What an expert gives for rows; for `least_rows` see `Experts`."""
+    count = len(rows)
+    if count >= least_rows:
+        return expert(rows)
+    return expert(F.pad(rows, (0, 0, 0, least_rows - count)))[:count]
 
 
 def gated(gate_up: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,12 @@
-"""The layers of a model as equal, page-aligned records, and the file that holds them.
+"""The layers of a model as page-aligned records, and the file that holds them.
 
 A record has the parts of a layer (`weights.Parts`) as the engine computes with them: fused, in its dtype or in codes, each
 at a multiple of 64 bytes. So a record is read with one direct read into the memory in which the layer computes. The file
 is made once from the checkpoint, one layer after the other, and found again by later starts of the same model:
 
     HEADER_BYTES   JSON: format, identity of the model, layout, CRC-32 of each record
-    records        of `LayerLayout.size` bytes each
+    records        of each layer, `LayerLayout.size` bytes
+    records        of each expert of each layer, where experts are read one by one and are no part of the layers' records
 
 It gets its name when it is complete, so that a crash leaves no half of one.
 """
@@ -28,12 +29,12 @@ from busbar.workloads.machine.checksum import crc32
 from busbar.workloads.machine.direct_file import PAGE, DirectFile, DirectReader, NoRoom, page_memory
 from busbar.workloads.serving.architecture import Architecture, Routing
 from busbar.workloads.serving.errors import DiskTooSmall, ModelCorrupt, ModelFileMissing
-from busbar.workloads.serving.experts import can_stack
+from busbar.workloads.serving.experts import DenseMlp, Experts, can_stack
 from busbar.workloads.serving.integer_linear import coded_linear
 from busbar.workloads.serving.linear import Linear, PlainLinear
-from busbar.workloads.serving.tensor_names import MATRICES, fused_names, tensor_shapes
+from busbar.workloads.serving.tensor_names import MATRICES, ROUTER, fused_names, of_experts, tensor_shapes
 from busbar.workloads.serving.weightcodes import INT8, CodedWeight, WeightForm, code, group_of
-from busbar.workloads.serving.weights import FusedLayer, FusedModel, Layer, layer_of
+from busbar.workloads.serving.weights import FusedLayer, FusedModel, Layer, MakeLinear, Parts, layer_of
 
 FORMAT = 1
 ALIGNMENT = 64
@@ -55,7 +56,7 @@ class Part:
 
 @dataclass(frozen=True)
 class LayerLayout:
-    """Where the parts are; the same for all layers."""
+    """Where the parts are; the same for all layers, or for all experts."""
 
     parts: tuple[Part, ...]
     size: int
@@ -64,14 +65,44 @@ class LayerLayout:
 
     @classmethod
     def of(cls, arch: Architecture, dtype: torch.dtype, form: WeightForm | None) -> LayerLayout:
-        """Raises ModelUnsupported where int4 does not fit the model's matrices."""
+        """Of whole layers. Raises ModelUnsupported where int4 does not fit the model's matrices."""
+        return cls._of(_tensors(arch, dtype, form), arch.routing)
+
+    @classmethod
+    def without_experts(cls, arch: Architecture, dtype: torch.dtype, form: WeightForm | None) -> LayerLayout:
+        """Of layers but for their experts."""
+        return cls._of(
+            (each for each in _tensors(arch, dtype, form) if not of_experts(each[0])), arch.routing
+        )
+
+    @classmethod
+    def of_expert(cls, arch: Architecture, dtype: torch.dtype, form: WeightForm | None) -> LayerLayout:
+        """Of one expert."""
+        assert arch.routing is not None
+        count = arch.routing.experts
+        parts = (
+            (name, kind, (shape[0] // count, *shape[1:]))
+            for name, kind, shape in _tensors(arch, dtype, form)
+            if of_experts(name)
+        )
+        return cls._of(parts, None)
+
+    @classmethod
+    def _of(
+        cls, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]], routing: Routing | None
+    ) -> LayerLayout:
         parts: list[Part] = []
         end = 0
-        for name, kind, shape in _tensors(arch, dtype, form):
+        for name, kind, shape in tensors:
             offset = -(-end // ALIGNMENT) * ALIGNMENT
             parts.append(Part(name, str(kind).removeprefix("torch."), shape, offset))
             end = offset + parts[-1].bytes
-        return cls(tuple(parts), -(-end // PAGE) * PAGE, arch.routing)
+        return cls(tuple(parts), -(-end // PAGE) * PAGE, routing)
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Of a record's matrices."""
+        return sum(part.bytes for part in self.parts if part.name.partition(".")[0] in (*MATRICES, ROUTER))
 
     def views(self, record: torch.Tensor) -> dict[str, torch.Tensor]:
         """The parts of a record, uint8, as tensors on its memory."""
@@ -82,10 +113,19 @@ class LayerLayout:
             for part in self.parts
         }
 
-    def layer(self, record: torch.Tensor) -> Layer:
-        """The layer that computes with what is in the record at the time."""
+    def layer(self, record: torch.Tensor, experts: Experts | None = None) -> Layer:
+        """The layer that computes with what is in the record at the time; `experts`, where they are not in it."""
         parts = self.views(record)
+        plain = [parts[name] for name in ("gate_up.weight", "down.weight") if name in parts]
+        stack = bool(plain) and can_stack(record.device, plain[0].dtype, (each.shape[1] for each in plain))
+        return layer_of(parts, self.routing, self._maker(parts), stack, experts)
 
+    def expert(self, record: torch.Tensor) -> DenseMlp:
+        """The expert that computes with what is in the record at the time."""
+        linear = self._maker(self.views(record))
+        return DenseMlp(linear("gate_up", None), linear("down", None))
+
+    def _maker(self, parts: Parts) -> MakeLinear:
         def linear(name: str, expert: int | None) -> Linear:
             bias = parts.get(f"{name}.bias")
             if (weight := parts.get(f"{name}.weight")) is not None:
@@ -93,9 +133,7 @@ class LayerLayout:
             coded = CodedWeight(parts[f"{name}.codes"], parts.get(f"{name}.factors"), parts[f"{name}.scale"])
             return coded_linear(coded.part(self._rows(coded.codes, expert)), bias, pack=False)
 
-        plain = [parts[name] for name in ("gate_up.weight", "down.weight") if name in parts]
-        stack = bool(plain) and can_stack(record.device, plain[0].dtype, (each.shape[1] for each in plain))
-        return layer_of(parts, self.routing, linear, stack)
+        return linear
 
     def _rows(self, whole: torch.Tensor, expert: int | None) -> slice:
         if expert is None or self.routing is None:
@@ -140,49 +178,112 @@ def _tensors(
             yield f"{matrix}.factors", torch.int8, (rows, width // group_of(width), 1)
 
 
+@dataclass(frozen=True)
+class FileLayout:
+    """The records of a file by their numbers: first those of the layers, then those of the first layer's experts, and so on."""
+
+    layers: int
+    layer: LayerLayout
+    experts: int = 0
+    """With records of their own, in a layer."""
+    expert: LayerLayout | None = None
+
+    @classmethod
+    def by_expert(cls, arch: Architecture, dtype: torch.dtype, form: WeightForm | None) -> FileLayout:
+        """With a record for each expert. Raises ModelUnsupported as `LayerLayout.of`."""
+        assert arch.routing is not None
+        layouts = (of(arch, dtype, form) for of in (LayerLayout.without_experts, LayerLayout.of_expert))
+        layer, expert = layouts
+        return cls(arch.layers, layer, arch.routing.experts, expert)
+
+    @property
+    def records(self) -> int:
+        return self.layers * (1 + self.experts)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.offset(self.layers) + self.layers * self.experts * self._expert_size
+
+    def layout(self, number: int) -> LayerLayout:
+        if number < self.layers:
+            return self.layer
+        assert self.expert is not None
+        return self.expert
+
+    def offset(self, number: int) -> int:
+        first = header_bytes(self.records) + min(number, self.layers) * self.layer.size
+        return first + max(0, number - self.layers) * self._expert_size
+
+    def number(self, layer: int, expert: int) -> int:
+        """Of an expert's record."""
+        return self.layers + layer * self.experts + expert
+
+    def name(self, number: int) -> str:
+        """For people."""
+        if number < self.layers:
+            return f"layer {number}"
+        layer, expert = divmod(number - self.layers, self.experts)
+        return f"expert {expert} of layer {layer}"
+
+    def store(self, model: FusedModel, number: int, record: torch.Tensor, form: WeightForm | None) -> None:
+        """Writes the tensors of a record into it."""
+        if number >= self.layers:
+            layer, expert = divmod(number - self.layers, self.experts)
+            parts = model.layer(layer).expert(expert)
+        else:
+            parts = model.layer(number)
+            if self.expert is not None:
+                parts = parts.without_experts
+        self.layout(number).store(parts, record, form)
+
+    @property
+    def _expert_size(self) -> int:
+        return 0 if self.expert is None else self.expert.size
+
+
 class LayerFile:
     """The file, open for reading. Raises ModelCorrupt where its content is not what was written."""
 
-    def __init__(self, path: Path, reader: DirectReader, layout: LayerLayout, sums: list[int]) -> None:
+    def __init__(self, path: Path, reader: DirectReader, layout: FileLayout, sums: list[int]) -> None:
         self.path, self.layout = path, layout
         self._reader, self._sums = reader, sums
         self._checked: set[int] = set()
 
-    def read(self, index: int, record: torch.Tensor) -> None:
+    def read(self, number: int, record: torch.Tensor) -> None:
         """Fills a record, uint8 on the host that begins at a page. Its checksum is compared when it is read first."""
         try:
-            count = self._reader.read(record, header_bytes(len(self._sums)) + index * self.layout.size)
+            count = self._reader.read(record, self.layout.offset(number))
             changed = self._reader.changed
         except OSError as error:
             raise ModelFileMissing(
-                f"layer {index} of {self.path} cannot be read: {error.strerror or error}"
+                f"{self.layout.name(number)} of {self.path} cannot be read: {error.strerror or error}"
             ) from error
-        if count < self.layout.size or changed:
+        if count < self.layout.layout(number).size or changed:
             raise ModelCorrupt(
                 f"{self.path} was cut or changed while its layers are streamed from it; delete it and start anew: it is "
                 "made again from the checkpoint"
             )
-        if index not in self._checked:
-            if crc32(record.numpy().data) != self._sums[index]:
+        if number not in self._checked:
+            if crc32(record.numpy().data) != self._sums[number]:
                 raise ModelCorrupt(
-                    f"layer {index} of {self.path} is not what was written; delete the file and start anew"
+                    f"{self.layout.name(number)} of {self.path} is not what was written; delete the file and start anew"
                 )
-            self._checked.add(index)
+            self._checked.add(number)
 
     def close(self) -> None:
         self._reader.close()
 
 
-def header_bytes(layers: int) -> int:
-    return -(-(8192 + 16 * layers) // PAGE) * PAGE
+def header_bytes(records: int) -> int:
+    return -(-(8192 + 16 * records) // PAGE) * PAGE
 
 
 def open_layers(
     folder: Path,
     identity: str,
     model: FusedModel,
-    arch: Architecture,
-    layout: LayerLayout,
+    layout: FileLayout,
     form: WeightForm | None,
     note: Callable[[str], object],
 ) -> LayerFile:
@@ -190,15 +291,18 @@ def open_layers(
 
     Raises DiskTooSmall where the disk has no room for it, ModelFileMissing where the folder cannot be used.
     """
-    first = layout.parts[0]
-    name = f"{identity[:16]}-{first.dtype if form is None else f'{first.dtype}-{form.name}'}.layers"
+    first = layout.layer.parts[0]
+    ending = "layers" if layout.expert is None else "experts"
+    name = f"{identity[:16]}-{first.dtype if form is None else f'{first.dtype}-{form.name}'}.{ending}"
     path = folder / name
-    expected = {
+    expected: dict[str, object] = {
         "format": FORMAT,
         "identity": identity,
-        "layers": arch.layers,
-        "parts": [asdict(part) | {"shape": list(part.shape)} for part in layout.parts],
+        "layers": layout.layers,
+        "parts": _described(layout.layer),
     }
+    if layout.expert is not None:
+        expected |= {"experts": layout.experts, "expertParts": _described(layout.expert)}
     try:
         found = _opened(path, expected, layout, note)
         if found is None:
@@ -211,9 +315,8 @@ def open_layers(
                     found = _opened(path, expected, layout, note)
     except OSError as error:
         if isinstance(error, NoRoom) or error.errno in (errno.ENOSPC, errno.EDQUOT):
-            size = header_bytes(arch.layers) + arch.layers * layout.size
             raise DiskTooSmall(
-                f"{folder} has no room for the {size / 2**20:.0f} MiB of layers that are streamed from there; free some, or "
+                f"{folder} has no room for the {layout.size / 2**20:.0f} MiB of layers that are streamed from there; free some, or "
                 "name a folder with room (--stream-dir)"
             ) from error
         raise ModelFileMissing(
@@ -225,6 +328,10 @@ def open_layers(
     return found
 
 
+def _described(layout: LayerLayout) -> list[dict[str, object]]:
+    return [asdict(part) | {"shape": list(part.shape)} for part in layout.parts]
+
+
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """One process at a time; the lock of a process that was killed is free."""
@@ -234,22 +341,19 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _opened(
-    path: Path, expected: dict[str, object], layout: LayerLayout, note: Callable[[str], object]
+    path: Path, expected: dict[str, object], layout: FileLayout, note: Callable[[str], object]
 ) -> LayerFile | None:
     """None where it is absent, or another file than expected."""
-    layers = expected["layers"]
-    assert isinstance(layers, int)
     try:
         reader = DirectReader(path, note)
     except FileNotFoundError:
         return None
-    size = header_bytes(layers)
     try:
-        header = page_memory(size)
+        header = page_memory(header_bytes(layout.records))
         reader.read(header, 0)
         document = json.loads(header.numpy().tobytes().rstrip(b"\0"))
         sums = document.pop("sums")
-        if document == expected and reader.size == size + layers * layout.size:
+        if document == expected and reader.size == layout.size:
             return LayerFile(path, reader, layout, sums)
     except (ValueError, KeyError, AttributeError):
         pass
@@ -261,23 +365,21 @@ def _write(
     path: Path,
     header: dict[str, object],
     model: FusedModel,
-    layout: LayerLayout,
+    layout: FileLayout,
     form: WeightForm | None,
     note: Callable[[str], object],
 ) -> None:
-    layers = header["layers"]
-    assert isinstance(layers, int)
-    first = header_bytes(layers)
     temporary = path.with_name(f".{path.name}.part")
     try:
-        with DirectFile(temporary, first + layers * layout.size, note) as file:
-            record, sums = page_memory(layout.size), []
-            for index in range(layers):
-                layout.store(model.layer(index), record, form)
-                sums.append(crc32(record.numpy().data))
-                file.write(record, first + index * layout.size)
+        with DirectFile(temporary, layout.size, note) as file:
+            record, sums = page_memory(max(layout.layout(n).size for n in (0, layout.records - 1))), []
+            for number in range(layout.records):
+                own = record[: layout.layout(number).size]
+                layout.store(model, number, own, form)
+                sums.append(crc32(own.numpy().data))
+                file.write(own, layout.offset(number))
             text = json.dumps(header | {"sums": sums}).encode()
-            page = page_memory(first)
+            page = page_memory(header_bytes(layout.records))
             page[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
             file.write(page, 0)
         os.replace(temporary, path)

@@ -97,6 +97,16 @@ class Metrics:
             counter("vllm:spec_decode_num_accepted_tokens", "Guessed tokens that were right."),
         )
         self._guesses_told = (0, 0, 0)
+        self._experts = (
+            counter("busbar:expert_queries", "Experts that a layer computed with, each once per step."),
+            counter("busbar:expert_hits", "Those of them that were in memory when the layer asked."),
+            counter("busbar:expert_prefetches", "Experts that were read ahead."),
+            counter("busbar:expert_prefetch_hits", "Those of them that the layer then used."),
+            counter(
+                "busbar:expert_read_bytes", "Bytes of experts read because memory does not hold them all."
+            ),
+        )
+        self._experts_told = (0, 0, 0, 0, 0)
         self.saturated = gauge(
             "busbar:saturated", "1 while the promised time per token cannot be kept by smaller steps."
         )
@@ -198,6 +208,15 @@ class Metrics:
         for each, before, after in zip(self._guesses, self._guesses_told, now, strict=True):
             each.inc(after - before)
         self._guesses_told = now
+
+    def experts(self, queries: int, hits: int, prefetches: int, prefetch_hits: int, read_bytes: int) -> None:
+        """Totals since the weights were read."""
+        now = (queries, hits, prefetches, prefetch_hits, read_bytes)
+        if now[0] < self._experts_told[0]:  # read anew
+            self._experts_told = (0, 0, 0, 0, 0)
+        for each, before, after in zip(self._experts, self._experts_told, now, strict=True):
+            each.inc(max(0, after - before))
+        self._experts_told = now
 
     def phases(self, seconds: Mapping[str, float]) -> None:
         """Totals since the start."""

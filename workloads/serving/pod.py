@@ -162,7 +162,7 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--stall-seconds", type=float, dest="stall_s")
     parser.add_argument("--memory", type=_memory, dest="memory_bytes")
     parser.add_argument("--draft", type=_draft, dest="draft_dir")
-    for name in ("device", "dtype", "weights", "weights-dtype", "kv-dtype"):
+    for name in ("device", "dtype", "weights", "weights-dtype", "kv-dtype", "stream-unit"):
         parser.add_argument(f"--{name}")
     found = vars(parser.parse_args(list(words)))
     if "kv_quotas" in found:

@@ -8,11 +8,13 @@ from dataclasses import asdict
 from busbar.kube.contracts.report import ServingReport
 from busbar.kube.contracts.workload import PhaseSteps, StepSums, TenantBlocks
 from busbar.scheduler.fit.online import Speed
+from busbar.workloads.serving.expert_stream import ExpertStreamedLayers
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.scheduler import Scheduler
 from busbar.workloads.serving.settings import ServerSettings
 from busbar.workloads.serving.stream import StreamedLayers
 from busbar.workloads.serving.weightcodes import FORMS
+from busbar.workloads.serving.weights import Layers
 
 
 def workload_class(loaded: Loaded) -> str:
@@ -88,12 +90,30 @@ def _streamed(loaded: Loaded) -> dict[str, object]:
     streaming, layers = loaded.streaming, loaded.core.runner.decoder.weights.layers
     if streaming is None:
         return {}
-    rate = layers.rate if isinstance(layers, StreamedLayers) else None  # asleep without weights
+    rate = None  # asleep without weights
+    if isinstance(layers, (StreamedLayers, ExpertStreamedLayers)):
+        rate = layers.rate
     return {
+        **_experts(loaded, layers),
         "streamedBytes": streaming.plan.pass_bytes,
         "streamSeconds": streaming.pass_s,
         "streamBytesPerSecond": None if rate is None else rate.lately,
         "streamIsSlow": rate is not None and rate.slow,
+    }
+
+
+def _experts(loaded: Loaded, layers: Layers) -> dict[str, object]:
+    streaming = loaded.streaming
+    if streaming is None or not isinstance(layers, ExpertStreamedLayers):
+        return {}
+    counts = layers.cache.counts
+    return {
+        "expertPlaces": streaming.plan.places,
+        "expertQueries": counts.queries,
+        "expertHits": counts.hits,
+        "expertPrefetches": counts.prefetches,
+        "expertPrefetchHits": counts.prefetch_hits,
+        "expertReadBytes": counts.read_bytes,
     }
 
 

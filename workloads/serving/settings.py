@@ -17,6 +17,7 @@ from busbar.kube.contracts.workload import ReplicaRole
 from busbar.kube.types.meta import claim_of
 from busbar.workloads.serving.errors import SettingsError, shown
 from busbar.workloads.serving.quota import Quota
+from busbar.workloads.serving.stream_plan import UNITS
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -95,7 +96,10 @@ class EngineSettings:
     stream_dir: Path | None = None
     """Folder for the file that layers are streamed from; None: one for temporary files."""
     stream_depth: int | None = None
-    """Layers read ahead; None: one, more of small ones."""
+    """Layers read ahead; None: one, more of small ones. Of experts that are read one by one: 0 reads none ahead."""
+    stream_unit: str = "auto"
+    """auto, layers or experts: what is read at a time. auto: single experts where the model has them and the rest of its
+    layers fits, else layers."""
     kv_dtype: str = "auto"
     """auto, int8 or int4: of keys and values in memory. auto: float32 on a CPU, that of the weights on a GPU."""
     prefix_cache: bool = True
@@ -131,9 +135,10 @@ class EngineSettings:
             raise SettingsError(f"tenant {twice!r} has two KV quotas; give one")
         if self.stream_depth is not None and not 0 <= self.stream_depth <= MOST_DEPTH:
             raise SettingsError(f"stream_depth must be 0 to {MOST_DEPTH}, not {self.stream_depth}")
-        if self.weights == "resident" and (self.stream_dir or self.stream_depth is not None):
+        asked = self.stream_dir or self.stream_depth is not None or self.stream_unit != "auto"
+        if self.weights == "resident" and asked:
             raise SettingsError(
-                "stream_dir and stream_depth are for streamed weights; add --weights stream, or leave them out"
+                "stream_dir, stream_depth and stream_unit are for streamed weights; add --weights stream, or leave them out"
             )
         if self.host_kv_bytes < 0:
             raise SettingsError(f"host_kv_bytes must be at least 0, not {self.host_kv_bytes}")
@@ -164,6 +169,7 @@ class EngineSettings:
             ("device", ("auto", "cpu", "cuda")),
             ("dtype", ("auto", "float32", "bfloat16")),
             ("weights", ("resident", "stream", "auto")),
+            ("stream_unit", UNITS),
             ("weights_dtype", ("auto", "int8", "int4")),
             ("kv_dtype", ("auto", "int8", "int4")),
         ):

@@ -25,7 +25,6 @@ from busbar.workloads.machine.direct_file import page_memory
 from busbar.workloads.machine.streams import CallerStream, CudaStream, Event, Stream, WorkerStream
 from busbar.workloads.serving.layer_file import LayerFile, LayerLayout
 from busbar.workloads.serving.linear import Move
-from busbar.workloads.serving.tensor_names import MATRICES, ROUTER
 from busbar.workloads.serving.weights import Layer
 
 log = logging.getLogger(__name__)
@@ -40,6 +39,11 @@ WINDOW_S = 2.0
 def host_record(size: int, pin: bool) -> torch.Tensor:
     """uint8 [size] that begins at a page; pinned, so that a GPU reads it without a detour, where asked for."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=True) if pin else page_memory(size)
+
+
+def records(memory: torch.Tensor, size: int) -> list[torch.Tensor]:
+    """uint8 [n * size] as n records on the same memory."""
+    return list(memory.view(-1, size))
 
 
 class Source(Protocol):
@@ -192,9 +196,7 @@ class StreamedLayers:
         self._pending: deque[tuple[int, _Slot]] = deque()
         """Layers that are in their slots, or on their way there, in order."""
         self._next = cycle(self._streamed)
-        self.bytes = len(self) * sum(
-            part.bytes for part in layout.parts if part.name.partition(".")[0] in (*MATRICES, ROUTER)
-        )
+        self.bytes = len(self) * layout.matrix_bytes
 
     def __len__(self) -> int:
         return len(self._resident) + len(self._streamed)

@@ -1,7 +1,7 @@
 """Decides whether a model's layers stay in memory or are streamed, and reads it accordingly.
 
 --weights   resident  all stay; refused before anything is allocated where they do not fit
-            stream    as many as fit stay (`stream_plan.py`), the others are streamed
+            stream    as many as fit stay (`stream_plan.py`), the others are streamed, or single experts of them
             auto      resident where that fits, else stream
 """
 
@@ -12,6 +12,7 @@ import os
 import stat
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,13 +24,26 @@ from busbar.workloads.serving import kvcodes, weightcodes
 from busbar.workloads.serving.architecture import Architecture
 from busbar.workloads.serving.attention import padded_columns
 from busbar.workloads.serving.draft_load import draft_shape
-from busbar.workloads.serving.errors import MemoryTooSmall, ModelFileMissing, ModelUnsupported
+from busbar.workloads.serving.errors import (
+    MemoryTooSmall,
+    ModelFileMissing,
+    ModelUnsupported,
+    SettingsError,
+)
+from busbar.workloads.serving.expert_stream import ExpertCache, ExpertStreamedLayers
 from busbar.workloads.serving.identity import model_identity
 from busbar.workloads.serving.kvcache import KvShape
-from busbar.workloads.serving.layer_file import LayerLayout, open_layers
+from busbar.workloads.serving.layer_file import FileLayout, LayerLayout, open_layers
 from busbar.workloads.serving.settings import EngineSettings
-from busbar.workloads.serving.stream import FileSource, HostSource, Source, StreamedLayers, host_record
-from busbar.workloads.serving.stream_plan import Needs, StreamPlan, fixes_of, plan_stream
+from busbar.workloads.serving.stream import (
+    FileSource,
+    HostSource,
+    Source,
+    StreamedLayers,
+    host_record,
+    records,
+)
+from busbar.workloads.serving.stream_plan import ExpertNeeds, Needs, StreamPlan, fixes_of, plan_stream
 from busbar.workloads.serving.weightcodes import WeightForm
 from busbar.workloads.serving.weights import Checkpoint, FusedModel, Weights, load_weights
 
@@ -49,7 +63,7 @@ class Streaming:
     plan: StreamPlan
     source: str
     pass_s: float
-    """Predicted: to read the layers that are streamed, at the rate of the start."""
+    """Predicted: to read what is streamed, of experts all that have no place, at the rate of the start."""
     token_s: float
     """Predicted: the products of one token of many in a step."""
     rate: float
@@ -63,7 +77,8 @@ class Streaming:
     @property
     def text(self) -> str:
         return (
-            f"{self.plan.text}; from {self.source} at {self.rate / 1e6:.0f} MB/s: at least {self.pass_s:.3g} s "
+            f"{self.plan.text}; from {self.source} at {self.rate / 1e6:.0f} MB/s: "
+            f"at {'most' if self.plan.places else 'least'} {self.pass_s:.3g} s "
             f"a step, in which {self.hidden_tokens} tokens are computed"
         )
 
@@ -102,7 +117,7 @@ class WeightReader:
         """Raises MemoryTooSmall before anything is allocated, DiskTooSmall, and ModelError."""
         settings = self._settings
         plan = self._plan = self._plan or self._decide()
-        if plan is None or not plan.streamed:
+        if plan is None or plan.all_stay:
             if plan is not None:
                 log.info("weights need not be streamed: %s", plan.text)
                 settings = self._following(plan)
@@ -202,6 +217,24 @@ class WeightReader:
             tokens=settings.max_batched_tokens,
             depth=settings.stream_depth,
             draft_bytes=draft_bytes,
+            experts=self._expert_needs(form),
+            unit=settings.stream_unit,
+        )
+
+    def _expert_needs(self, form: WeightForm | None) -> ExpertNeeds | None:
+        routing = self._arch.routing
+        if routing is None:
+            if self._settings.stream_unit == "experts":
+                raise SettingsError(
+                    f"the model in {self._settings.model_dir} has no experts to stream (--stream-unit experts)"
+                )
+            return None
+        layout = FileLayout.by_expert(self._arch, self._dtype, form)
+        return ExpertNeeds(
+            routing.experts,
+            routing.per_token,
+            layout.layout(layout.layers).size,
+            layout.layer.size,
         )
 
     def _tables(self, arch: Architecture) -> int:
@@ -209,47 +242,80 @@ class WeightReader:
         tables = arch.vocab_size * arch.hidden * (1 if arch.tied else 2) * self._dtype.itemsize
         return tables + 3 * 4 * arch.vocab_size * self._settings.max_running
 
-    def _streamed(self, plan: StreamPlan) -> tuple[StreamedLayers, Weights]:
-        arch, folder = self._arch, self._settings.model_dir
-        layout = LayerLayout.of(arch, self._dtype, self._form)
-        checkpoint = Checkpoint(folder)
+    def _streamed(self, plan: StreamPlan) -> tuple[StreamedLayers | ExpertStreamedLayers, Weights]:
+        checkpoint = Checkpoint(self._settings.model_dir)
 
         def on(device: torch.device) -> FusedModel:
-            return FusedModel(checkpoint, arch, device, self._dtype, str(folder))
+            return FusedModel(checkpoint, self._arch, device, self._dtype, str(self._settings.model_dir))
 
-        model = on(CPU)
-        source: Source
-        if self._fits_host(plan):
-            source = HostSource({i: self._record(model, layout, i, pin=True) for i in plan.streamed})
-        else:
-            where = self._settings.stream_dir or own_folder(Path(tempfile.gettempdir()))
-            identity = model_identity(folder)
-            source = FileSource(open_layers(where, identity, model, arch, layout, self._form, log.info))
-        resident = {}
-        for index in sorted(set(range(arch.layers)) - set(plan.streamed)):
-            if isinstance(source, FileSource):
-                record = source.fetch(index, page_memory(layout.size))
-            else:
-                record = self._record(model, layout, index, pin=False)
-            resident[index] = layout.layer(record if self._device.type == "cpu" else record.to(self._device))
-        layers = StreamedLayers(resident, plan.streamed, source, layout, plan.slots, self._device)
+        of = self._by_expert if plan.places else self._by_layer
+        layers = of(plan, on(CPU))
         return layers, on(self._device).around(layers, pack=False)
 
-    def _record(self, model: FusedModel, layout: LayerLayout, index: int, pin: bool) -> torch.Tensor:
-        record = host_record(layout.size, pin)
-        layout.store(model.layer(index), record, self._form)
-        return record
+    def _by_layer(self, plan: StreamPlan, model: FusedModel) -> StreamedLayers:
+        layout = FileLayout(self._arch.layers, LayerLayout.of(self._arch, self._dtype, self._form))
+        source = self._source(plan, model, layout, {index: [index] for index in plan.streamed})
+        stays = sorted(set(range(self._arch.layers)) - set(plan.streamed))
+        resident = dict(
+            zip(stays, map(layout.layer.layer, self._stay(stays, source, model, layout)), strict=True)
+        )
+        return StreamedLayers(resident, plan.streamed, source, layout.layer, plan.slots, self._device)
+
+    def _by_expert(self, plan: StreamPlan, model: FusedModel) -> ExpertStreamedLayers:
+        assert self._arch.routing is not None
+        layout = FileLayout.by_expert(self._arch, self._dtype, self._form)
+        every = range(self._arch.layers)
+        numbers = {i: [layout.number(i, expert) for expert in range(layout.experts)] for i in every}
+        source = self._source(plan, model, layout, numbers)
+        ahead = self._settings.stream_depth != 0
+        cache = ExpertCache(
+            layout, plan.places, self._arch.routing.per_token, source, self._device, ahead=ahead
+        )
+        return ExpertStreamedLayers(list(self._stay(every, source, model, layout)), layout, cache)
+
+    def _source(
+        self, plan: StreamPlan, model: FusedModel, layout: FileLayout, numbers: dict[int, list[int]]
+    ) -> Source:
+        """Of the records with these numbers, by layer."""
+        if not self._fits_host(plan):
+            where = self._settings.stream_dir or own_folder(Path(tempfile.gettempdir()))
+            identity = model_identity(self._settings.model_dir)
+            return FileSource(open_layers(where, identity, model, layout, self._form, log.info))
+        made: dict[int, torch.Tensor] = {}
+        for found in numbers.values():  # pinned memory is taken in powers of two
+            size = layout.layout(found[0]).size
+            for number, record in zip(
+                found, records(host_record(len(found) * size, True), size), strict=True
+            ):
+                layout.store(model, number, record, self._form)
+                made[number] = record
+        return HostSource(made)
+
+    def _stay(
+        self, numbers: Iterable[int], source: Source, model: FusedModel, layout: FileLayout
+    ) -> Iterator[torch.Tensor]:
+        """Records on the device that computes."""
+        for number in numbers:
+            record = page_memory(layout.layout(number).size)
+            if isinstance(source, FileSource):
+                source.fetch(number, record)
+            else:
+                layout.store(model, number, record, self._form)
+            yield record if self._device.type == "cpu" else record.to(self._device)
 
     def _fits_host(self, plan: StreamPlan) -> bool:
         """Whether host memory holds what the device does not; on a CPU they are the same memory. torch takes a power of two
         for what is pinned."""
         if self._device.type != "cuda":
             return False
-        host = host_limit_bytes()
-        pinned = 1 << (plan.needs.layer_bytes - 1).bit_length()
-        return host is not None and len(plan.streamed) * pinned <= host
+        host, needs, layers = host_limit_bytes(), plan.needs, len(plan.streamed)
+        size = needs.layer_bytes
+        if plan.places and needs.experts is not None:  # all of them: which ones are on the device changes
+            size, layers = needs.experts.count * needs.experts.bytes, needs.layers
+        pinned = 1 << (size - 1).bit_length()
+        return host is not None and layers * pinned <= host
 
-    def _outlook(self, plan: StreamPlan, layers: StreamedLayers) -> Streaming:
+    def _outlook(self, plan: StreamPlan, layers: StreamedLayers | ExpertStreamedLayers) -> Streaming:
         """Measures the rate of the source, and the products of a layer."""
         layer = layers.probe()
         x = torch.zeros((PROBE_ROWS, self._arch.hidden), dtype=self._dtype, device=self._device)

@@ -46,6 +46,11 @@ def fused_names(arch: Architecture) -> dict[str, tuple[str, ...]]:
     }
 
 
+def of_experts(part: str) -> bool:
+    """Whether a part, as `down.weight`, is of the MLP, or of experts in its place."""
+    return part.partition(".")[0] in ("gate_up", "down")
+
+
 def tensor_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
     """Name → shape of every tensor the checkpoint must hold."""
     shapes: dict[str, tuple[int, ...]] = {

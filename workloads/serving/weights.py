@@ -33,7 +33,7 @@ from busbar.workloads.serving.experts import (
 )
 from busbar.workloads.serving.integer_linear import make_coded_linear
 from busbar.workloads.serving.linear import Linear, Move, PlainLinear, can_pack, make_linear
-from busbar.workloads.serving.tensor_names import ROUTER, fused_names, tensor_shapes
+from busbar.workloads.serving.tensor_names import ROUTER, fused_names, of_experts, tensor_shapes
 from busbar.workloads.serving.weightcodes import WeightForm
 
 
@@ -158,14 +158,18 @@ MakeLinear = Callable[[str, int | None], Linear]
 """A matrix by its name; of experts, which are below each other in one part, that of the expert with this number."""
 
 
-def layer_of(parts: Parts, routing: Routing | None, linear: MakeLinear, stack: bool) -> Layer:
-    """A layer of its parts; `linear` makes a matrix. Each part is read once. `stack`: all experts' matrices at once."""
+def layer_of(
+    parts: Parts, routing: Routing | None, linear: MakeLinear, stack: bool, experts: Experts | None = None
+) -> Layer:
+    """A layer of its parts; `linear` makes a matrix. Each part is read once. `stack`: all experts' matrices at once.
+    `experts`: where they are not among the parts."""
     mlp: Mlp
     if routing is None:
         mlp = DenseMlp(linear("gate_up", None), linear("down", None))
     else:
-        experts: Experts
-        if stack:
+        if experts is not None:
+            pass
+        elif stack:
             gate_up, down = (parts[f"{name}.weight"] for name in ("gate_up", "down"))
             experts = StackedExperts(
                 *(each.view(routing.experts, -1, each.shape[1]) for each in (gate_up, down))
@@ -315,6 +319,18 @@ class FusedLayer(Mapping[str, torch.Tensor]):
         """Of a part that holds those of all experts, those of one."""
         count = len(self._names[part]) // self._experts
         return self._model.joined(self._names[part][index * count : (index + 1) * count])
+
+    def expert(self, index: int) -> FusedLayer:
+        """The parts of one expert."""
+        names = {part: found for part, found in self._names.items() if of_experts(part)}
+        counts = {part: len(found) // self._experts for part, found in names.items()}
+        one = {part: found[index * counts[part] :][: counts[part]] for part, found in names.items()}
+        return FusedLayer(self._model, one, 1)
+
+    @property
+    def without_experts(self) -> FusedLayer:
+        names = {part: found for part, found in self._names.items() if not of_experts(part)}
+        return FusedLayer(self._model, names, 1)
 
     def pieces(self, part: str) -> Iterator[tuple[slice, torch.Tensor]]:
         """(rows, their numbers), so that no more than one tensor of the checkpoint is in memory."""
