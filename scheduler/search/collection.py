@@ -321,4 +321,5 @@ class Collection:
                 if leaver.leaves_at_s <= hold.start_s:
                     hold.leaving[leaver.assignment.job.id] = leaver.assignment
         hold.collected = sum(ready.values())
+        self.round.leavers |= hold.leaving.keys()
         return hold

@@ -94,6 +94,8 @@ class Round:
         self._cached: dict[tuple[object, ...], tuple[int, object]] = {}
         self.holds: dict[JobId, Hold] = {}
         """Room kept for reservations (`reservations.py`), by holder, in order of precedence."""
+        self.leavers: set[JobId] = set()
+        """Jobs that leave, or once did in this round, for some reservation: only their places change what holds withhold."""
         self._typical_run_s: float | None = None
         self._stays: dict[JobId, tuple[Placement, float, tuple[float, dict[int, tuple[int, ...]]]]] = {}
         self.held_before = {tenant: state.holdings.units(tenant) for tenant in state.holdings.tenants}
@@ -297,8 +299,7 @@ class Round:
         self._count(assignment, sign=-1)
         assignment.placement, assignment.candidate, assignment.waits_for_release = None, None, False
         self._note(assignment)
-        for hold in self.holds.values():
-            hold.follow(assignment, placement, sign=-1)
+        self._follow_leaver(assignment, placement, sign=-1)
 
     def restore(
         self,
@@ -319,8 +320,12 @@ class Round:
         self.cluster.take(placement)
         self._note(assignment)
         self._count(assignment)
-        for hold in self.holds.values():
-            hold.follow(assignment, placement, sign=1)
+        self._follow_leaver(assignment, placement, sign=1)
+
+    def _follow_leaver(self, assignment: Assignment, placement: Placement, sign: int) -> None:
+        if assignment.job.id in self.leavers:
+            for hold in self.holds.values():
+                hold.follow(assignment, placement, sign)
 
     def recall_delayed(self) -> list[Assignment]:
         """Take away the places that wait for a release: after more jobs were stopped there may be better

@@ -192,6 +192,7 @@ def _start_in_held_room(
                 for hold in holds:
                     if _may_backfill(round_, hold, assignment, candidate):
                         hold.leaving[assignment.job.id] = assignment
+                        round_.leavers.add(assignment.job.id)
                         if not round_.passes(assignment, hold):
                             if hold.backfilled is not None:
                                 hold.backfilled.add(assignment.job.id)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from busbar.scheduler import Job, JobId, JobKind, Policy, Snapshot
+from busbar.scheduler.search.collection import Collection
 from busbar.scheduler.search.holds import Hold, lifted
 from busbar.scheduler.search.round import Round
 from busbar.scheduler.search.state import PlanningState
@@ -109,6 +110,20 @@ def test_what_is_undone_leaves_reservations_the_room_that_they_had() -> None:
     assert hold.has_room is False, "the job is still there, and does not leave for the gang"
     hold.lift()
     assert [free[nodes.key] for free in nodes.free_now] == [0, 8000]
+
+
+def test_what_a_job_leaves_for_a_reservation_is_withheld_from_others() -> None:
+    round_ = _round(cluster(_running("r", 8), job("w", size=8), H100=1))
+    holder, running = round_.assignments[JobId("uid-w")], round_.assignments[JobId("uid-r")]
+    hold = Collection(round_, holder, holder.option.candidates[0], {}, patient=False).hold()
+    assert hold is not None
+    assert hold.leaving.keys() == {"uid-r"}
+    round_.holds[holder.job.id] = hold
+    hold.apply()
+    round_.clear(running)
+    assert round_.cluster.pools["H100"].free_m() == 0
+    hold.lift()
+    assert round_.cluster.pools["H100"].free_m() == 8000
 
 
 def test_the_disruption_budget_counts_what_happened_lately() -> None:
