@@ -26,8 +26,8 @@ does steps 2 and 3 (by rights, not by value) for the jobs that the event touches
 
 It keeps the reservations and uses them; new ones are for the next full plan to make (search/reservations.py).
 All other waiting jobs keep their record, with the id of the plan that made it. The answer depends on the
-snapshot, the plan and the event alone: the memo holds the state of the last snapshot (search/state.py), which
-follows the difference instead of being built again.
+snapshot, the plan and the event alone: the memo holds the state of the last snapshot (search/state.py; after a full
+plan: of the snapshot with the plan carried out), which follows the difference instead of being built again.
 """
 
 from __future__ import annotations
@@ -39,11 +39,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import filterfalse
 
 from .candidates.prices import prices_of
 from .errors import SolverError
 from .explain.records import records
 from .model.alike import Together
+from .model.apply import applied
 from .model.events import Event, Happened
 from .model.plans import Plan, Policy, Price, RecordIndex, SharePrice, WaitCode
 from .model.snapshot import JobId, Snapshot
@@ -155,8 +157,17 @@ def _plan(snapshot: Snapshot, policy: Policy, now: float) -> tuple[Plan, Memo]:
     state.rank()
     state.queues.settled(partial(order, round_))  # so that the first event need not do that
     round_.end()
+    _expect(state, result)
     result = together.parted(result)
     return result, Memo(state, record_index.renewed(result.waiting))
+
+
+def _expect(state: PlanningState, made: Plan) -> None:
+    """Take the state to the snapshot with the plan carried out, which is what the first event most likely finds: to follow the
+    changes of a whole plan is a part of the plan. Those that were not carried out are followed back by the next answer."""
+    if made.actions:
+        follow(state, applied(state.snapshot, made, made.at_s))
+    state.queues.groups(state.ranked)
 
 
 def _settled(round_: Round) -> list[Assignment]:
@@ -274,7 +285,7 @@ def _touched(state: PlanningState, last: Plan, known: RecordIndex, event: Event)
     """Waiting jobs to try whether they fit or not."""
     names = {action.job for action in last.actions if action.to is not None}
     names |= {reservation.job for reservation in last.reservations}
-    names |= state.waiting.keys() - known.by_job.keys()
+    names.update(filterfalse(known.by_job.__contains__, state.waiting))
     freed, tenants, classes = set[str](), set[str](), set[str]()
     stopped = {action.job for action in last.actions if action.to is None}
     for one in event.happened:
@@ -316,6 +327,6 @@ def _identity(snapshot: Snapshot, policy: Policy, now: float) -> str:
 
 def _next_identity(last: Plan, event: Event) -> str:
     """The same for an answer to an event: a digest of the plan before and the event."""
-    happened = sorted([(one.kind, one.name, one.pool, one.tenant) for one in event.happened])
-    text = json.dumps([last.id, event.at_s, happened])
+    happened = sorted(["\0".join((one.kind, one.name, one.pool, one.tenant)) for one in event.happened])
+    text = "\n".join((last.id, repr(event.at_s), *happened))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -4,8 +4,13 @@ For every seed: the full plan; then, with that plan carried out, a chain of even
 the snapshot and the plan of the one before (so the first also follows the hundreds of changes that carrying the
 plan out made), and one more arrival on a snapshot of which no object is shared with the one before; then, on the
 first snapshot again, the reclaim: a gang of a quarter of the cluster arrives whose tenant is guaranteed that quarter,
-and every job on it is preempted; then the full plan with the mixed-integer step. CPU seconds of one thread; the
-collector runs before every measurement. Every plan is checked.
+and every job on it is preempted; then the full plan with the mixed-integer step, and two arrivals while the jobs that it
+stops are still being stopped. CPU seconds of one thread; the collector runs before every measurement. Every plan is checked.
+
+At its end a full plan takes the memo's state to the snapshot with the plan carried out. That stands in the time of the
+plan, so the first event of the chain (`react_first_cpu_s`) compares the plan's changes and follows none of them. Where
+releases take time (`react_stopping_cpu_s`), the first arrival follows them to where the jobs are, and both try all places
+again that jobs wait for. `Event.between` is measured apart (`event_cpu_s`).
 """
 
 from __future__ import annotations
@@ -67,6 +72,7 @@ def rows() -> list[Row]:
     large_bars = {
         "plan_p99_s": _bar(large["plan_cpu_s"]["p99"], 3.0),
         "react_p99_s": _bar(large["react_cpu_s"]["p99"], 0.1),
+        "react_stopping_p99_s": _bar(large["react_stopping_cpu_s"]["p99"], 0.1),
         "peak_memory_gib": _bar(large["peak_memory_gib"], 4.0),
     }
     return [judged | {"bars": bars}, large | {"bars": large_bars}]
@@ -93,6 +99,8 @@ def measure(nodes: int, runs: int) -> Row:
             for kind, found in sorted(times.items())
             if kind.startswith("react: ")
         },
+        "react_first_cpu_s": _summary(times["react first"]),
+        "react_stopping_cpu_s": _summary(times["react stopping"]),
         "react_rebuilt_cpu_s": _summary(times["react rebuilt"]),
         "event_cpu_s": _summary(times["event"]),
         "reclaim_plan_cpu_s": _summary(times["reclaim plan"]),
@@ -136,7 +144,7 @@ class _Measured:
         self.violations += len(check_plan(snapshot, made))
         self._events(snapshot, made, memo, Random(seed))
         self._reclaim(snapshot)
-        self._solver(snapshot, made.value)
+        self._stopping(snapshot, *self._solver(snapshot, made.value), Random(seed))
 
     def _events(self, snapshot: Snapshot, made: Plan, memo: Memo, random: Random) -> None:
         now, before, after = NOW, snapshot, applied(snapshot, made, NOW)
@@ -145,6 +153,8 @@ class _Measured:
             after = changed(after, now)
             made, memo = self._answered("react: " + kind, before, after, made, memo, now)
             self.times.setdefault("react", []).append(self.times["react: " + kind][-1])
+            if before is snapshot:
+                self.times.setdefault("react first", []).append(self.times["react"][-1])
             before, after = after, applied(after, made, now)
         fresh = updated(_rebuilt(after), Delta(jobs=(_fresh(after, random, now + 5.0),)))
         self._answered("react rebuilt", before, fresh, made, memo, now + 5.0)
@@ -178,7 +188,16 @@ class _Measured:
     def _started(self, found: Plan, gang: Job) -> None:
         self.refused += not any(a.job == gang.id and a.kind is ActionKind.START for a in found.actions)
 
-    def _solver(self, snapshot: Snapshot, value: float) -> None:
+    def _stopping(self, snapshot: Snapshot, made: Plan, memo: Memo, random: Random) -> None:
+        """Two jobs arrive while the jobs that the plan stops still hold what they had."""
+        now, before, after = NOW, snapshot, _begun(snapshot, made)
+        for _ in range(2):
+            now += 5.0
+            after = updated(after, Delta(jobs=(_fresh(after, random, now),)))
+            made, memo = self._answered("react stopping", before, after, made, memo, now)
+            before = after
+
+    def _solver(self, snapshot: Snapshot, value: float) -> tuple[Plan, Memo]:
         """The full plan once more with the mixed-integer step, whose time is measured separately."""
         plain, spent = highs.solve, []
 
@@ -190,13 +209,14 @@ class _Measured:
 
         highs.solve = solve
         try:
-            made, _ = self.timed("plan around solver", lambda: plan(snapshot, Policy(), NOW))
+            made, memo = self.timed("plan around solver", lambda: plan(snapshot, Policy(), NOW))
         finally:
             highs.solve = plain
         self.times["solver"] += spent
         self.times["plan around solver"][-1] -= sum(spent)
         self.violations += len(check_plan(snapshot, made))
         self.gains.append(made.solver_gain / value)
+        return made, memo
 
 
 def _summary(seconds: list[float]) -> Row:
@@ -236,6 +256,19 @@ def _rebuilt(snapshot: Snapshot) -> Snapshot:
         jobs=tuple(jobs),
         table=replace(snapshot.table, cells=tuple(replace(cell) for cell in snapshot.table.cells)),
     )
+
+
+def _begun(snapshot: Snapshot, made: Plan) -> Snapshot:
+    """The snapshot when all is started that can be, and the jobs that the plan stops are being stopped."""
+    after = {job.id: job for job in applied(snapshot, made, NOW).jobs}
+    waits = {action.job for action in made.actions if action.after}
+    jobs = []
+    for job in snapshot.jobs:
+        if job.run is not None and after[job.id].run != job.run:
+            jobs.append(replace(after[job.id], run=replace(job.run, releasing=True)))
+        else:
+            jobs.append(job if job.id in waits else after[job.id])
+    return replace(snapshot, jobs=tuple(jobs), reservations=made.reservations)
 
 
 def _running(snapshot: Snapshot, random: Random) -> Job:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from functools import partial
 from itertools import filterfalse
@@ -63,11 +63,12 @@ def records(
     for assignment in round_.state.releasing.values():
         if not made.keep_releasing(assignment):
             made.add(assignment, made.reasons.simple(assignment, WaitCode.RELEASING))
-    waiting = round_.state.waiting
-    kept = made.kept()
-    for job in sorted(waiting.keys() - kept.keys() - made.found.keys()):
+    waiting, known = round_.state.waiting, made.known
+    gone = made.gone()
+    unknown = [*filterfalse(known.__contains__, waiting), *filter(waiting.__contains__, gone)]
+    for job in sorted(filterfalse(made.found.__contains__, unknown)):
         made.tried(waiting[job])
-    return made.all(kept)
+    return made.all(gone)
 
 
 class _Records:
@@ -114,27 +115,35 @@ class _Records:
         self.found[assignment.job.id] = known
         return True
 
-    def kept(self) -> dict[JobId, WaitingRecord]:
-        """The earlier records of the jobs that still wait and were not examined again."""
-        last, waiting = self._last, self._round.state.waiting
-        kept = dict(last.by_job)
-        for job in self._touched | set(filterfalse(waiting.__contains__, kept)):
-            kept.pop(job, None)
-        for job, record in last.with_react_code.items():
-            if record.code is WaitCode.RELEASING:
-                kept.pop(job, None)
-        return kept
+    @property
+    def known(self) -> Mapping[JobId, WaitingRecord]:
+        """The earlier records."""
+        return self._last.by_job
 
-    def all(self, kept: dict[JobId, WaitingRecord]) -> RecordIndex:
+    def gone(self) -> set[JobId]:
+        """The jobs whose earlier record does not stand any more: they were examined again, or do not wait."""
+        known, waiting = self.known, self._round.state.waiting
+        gone = {job for job in self._touched if job in known}
+        gone.update(filterfalse(waiting.__contains__, known))
+        releasing = self._last.with_react_code.items()
+        gone.update(job for job, record in releasing if record.code is WaitCode.RELEASING)
+        return gone
+
+    def all(self, gone: set[JobId]) -> RecordIndex:
         """The records made and those kept, in order of job id."""
+        by_job = dict(self.known)
+        for job in filterfalse(self.found.__contains__, gone):
+            del by_job[job]
+        in_order = all(map(by_job.__contains__, self.found))
+        by_job |= self.found  # a record in place of another keeps its place
+        if not in_order:
+            names = sorted(by_job)
+            by_job = dict(zip(names, map(by_job.__getitem__, names), strict=True))
         with_react_code = {
-            job: record for job, record in self._last.with_react_code.items() if kept.get(job) is record
+            job: record for job, record in self._last.with_react_code.items() if by_job.get(job) is record
         }
         with_react_code |= {job: record for job, record in self.found.items() if record.code in REACT_CODES}
-        kept |= self.found
-        names = sorted(kept)
-        in_order = tuple(map(kept.__getitem__, names))
-        return RecordIndex(in_order, dict(zip(names, in_order, strict=True)), with_react_code)
+        return RecordIndex(tuple(by_job.values()), by_job, with_react_code)
 
     def tried(self, assignment: Assignment) -> None:
         """Add the record of a job without a place."""

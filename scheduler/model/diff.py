@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import compress, count
+from itertools import compress
 from operator import is_not
 from typing import Any, TypeVar
 
@@ -12,8 +12,9 @@ T = TypeVar("T")
 AHEAD = 8
 """So many objects may have come or gone at one place; of more, the rest of both tuples is compared as a whole."""
 STEPS = 256
-"""Likewise at so many places."""
+"""Likewise at so many places where the objects behind them stand at another place than before."""
 CHUNK = 256
+"""So many are compared at a time: where most are the same, the others were replaced one by one."""
 LARGE = 64
 """Tuples of more objects are compared once, however often they are asked about in turn."""
 _compared: deque[tuple[Any, Any, list[Any], list[Any]]] = deque(maxlen=4)
@@ -42,29 +43,31 @@ def _differing(old: tuple[T, ...], new: tuple[T, ...]) -> tuple[list[T], list[T]
     gone, come = list[T](), list[T]()
     i = j = 0
     for _ in range(STEPS):
-        same = _same(old, new, i, j)
-        i, j = i + same, j + same
+        along = _along(old, new, i, j, gone, come)
+        i, j = i + along, j + along
         meet = _meet(old[i : i + AHEAD], new[j : j + AHEAD])
         if meet is None:
             break
         gone += old[i : i + meet[0]]
         come += new[j : j + meet[1]]
         i, j = i + meet[0], j + meet[1]
-    before, after = old[i:], new[j:]
-    if len(before) == len(after):  # many were replaced: identical ones have the same index
-        selectors = list(map(is_not, before, after))
-        return _unlike(gone + list(compress(before, selectors)), come + list(compress(after, selectors)))
-    return _unlike(gone + list(before), come + list(after))
+    return _unlike(gone + list(old[i:]), come + list(new[j:]))
 
 
-def _same(old: tuple[T, ...], new: tuple[T, ...], i: int, j: int) -> int:
-    """How many objects are the same from these places on."""
+def _along(old: tuple[T, ...], new: tuple[T, ...], i: int, j: int, gone: list[T], come: list[T]) -> int:
+    """For how many objects from these places on most are the same. Those that are not are added to `gone` and `come`; they
+    may be the same at another place."""
     found = 0
     while True:
         before, after = old[i + found : i + found + CHUNK], new[j + found : j + found + CHUNK]
-        here = next(compress(count(), map(is_not, before, after)), min(len(before), len(after)))
-        found += here
-        if here < CHUNK:
+        size = min(len(before), len(after))
+        unlike = list(compress(range(size), map(is_not, before, after)))
+        if 2 * len(unlike) > size:
+            return found + unlike[0]
+        gone += map(before.__getitem__, unlike)
+        come += map(after.__getitem__, unlike)
+        found += size
+        if size < CHUNK:
             return found
 
 

@@ -103,6 +103,7 @@ class PoolNodes:
         """Accelerators of the largest node, in thousandths."""
         self.releasing = 0
         """Placements in this pool held by jobs that are being stopped."""
+        self._in_round = False
         self.at_round_start: dict[int, tuple[_Free, _Free]] = {}
         """Free resources (now, later) when the round began, of nodes that changed since."""
         self._selected: dict[_Selector, frozenset[int]] = {}
@@ -304,10 +305,10 @@ class PoolNodes:
         return found
 
     def _change(self, placement: Placement, now: int, later: int) -> None:
-        first, (stale_now, stale_later) = self.at_round_start, self._stale
+        first, (stale_now, stale_later), in_round = self.at_round_start, self._stale, self._in_round
         for i, amounts in self._each(placement):
             free_now, free_later = self.free_now[i], self.free_later[i]
-            if i not in first:
+            if in_round and i not in first:
                 first[i] = (free_now.copy(), free_later.copy())
             for k, amount in enumerate(amounts):
                 if amount:
@@ -321,7 +322,7 @@ class PoolNodes:
 
     def withhold(self, i: int, now: Sequence[int], later: Sequence[int], sign: int = -1) -> None:
         """Keep room on a node from being found (sign=1: offer it again)."""
-        if i not in self.at_round_start:
+        if self._in_round and i not in self.at_round_start:
             self.at_round_start[i] = (self.free_now[i].copy(), self.free_later[i].copy())
         for counts, amounts, stale in (
             (self.free_now, now, self._stale[0]),
@@ -358,6 +359,7 @@ class PoolNodes:
     def begin(self) -> None:
         """The round begins: nothing has changed yet."""
         self.at_round_start.clear()
+        self._in_round = True
 
     def rewind(self) -> None:
         """Restore what was free when the round began."""
@@ -367,6 +369,7 @@ class PoolNodes:
                 self._stale[which].add(i)
             self._unread.add(i)
         self.at_round_start.clear()
+        self._in_round = False
 
     def _kind(self, per_pod: Resources) -> PodRequest:
         known = self._kinds.get(per_pod)

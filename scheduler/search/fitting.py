@@ -8,13 +8,16 @@ from functools import partial
 from heapq import heapify, heappop, heapreplace
 
 from ..model.snapshot import JobId
-from .queues import Order, Request, request_of
+from .queues import Kind, Order, Request
 from .round import Round
 from .start import Blocked, order
 from .state import Assignment, RankedCandidate
 
 _Fitting = frozenset[tuple[int, int]]
 """Shapes and pods."""
+_Wants = list[tuple[tuple[int, bool], int, int]]
+"""What a job could have: what counts together (a shape, and whether it is worth its price), the room for it, and the pods
+of one job."""
 
 
 def fitting(round_: Round, pools: set[str], blocked: Blocked, known: Container[JobId]) -> list[Assignment]:
@@ -28,26 +31,35 @@ def fitting(round_: Round, pools: set[str], blocked: Blocked, known: Container[J
     assignments, queues = round_.state.assignments, round_.state.queues
     room: dict[int, int] = {}
     """Pods of each shape that there is room for."""
-    fits: dict[Request, _Fitting] = {}
-    by_user: defaultdict[tuple[str, str], list[tuple[list[Order], _Fitting]]] = defaultdict(list)
+    by_user: defaultdict[tuple[str, str], list[tuple[list[Order], _Wants]]] = defaultdict(list)
 
     def fitting_of(one: Assignment) -> _Fitting:
-        found = fits.get(request := request_of(one))
-        if found is None:
-            rows = [row for row in round_.ranked(one) if row.candidate.pool in pools]
-            rows = [row for row in rows if _fits(round_, one, row, room, blocked)]
-            found = fits[request] = frozenset((row.shape, row.candidate.pods) for row in rows)
-        return found
+        rows = [row for row in round_.ranked(one) if row.candidate.pool in pools]
+        rows = [row for row in rows if _fits(round_, one, row, room, blocked)]
+        return frozenset((row.shape, row.candidate.pods) for row in rows)
 
-    for kinds in queues.settled(partial(order, round_)).values():
-        able = fitting_of(assignments[next(iter(kinds.values()))[0][-1]])
+    fits: dict[Request, _Fitting] = {}
+    for request, kinds in queues.settled(partial(order, round_)).items():
+        able = fits[request] = fitting_of(assignments[next(iter(kinds.values()))[0][-1]])
         if able:
-            for (tenant, user, _), queue in kinds.items():
-                by_user[tenant, user].append((queue, able))
-    for one in queues.stopped.values():
-        if able := fitting_of(one):
-            by_user[one.job.tenant, one.job.user].append(([order(round_, one)], able))
-    return [one for rows in by_user.values() for one in _foremost(round_, rows, room, known)]
+            for kind, queue in kinds.items():
+                by_user[kind[:2]].append((queue, _wants(able, kind, room)))
+    for request, groups in queues.groups(round_.ranked).items():
+        if request not in fits:
+            fits[request] = fitting_of(next(iter(next(iter(groups.values())).values())))
+        if able := fits[request]:
+            for kind, group in groups.items():
+                queue = sorted(order(round_, one) for one in group.values())
+                by_user[kind[:2]].append((queue, _wants(able, kind, room)))
+    return [one for rows in by_user.values() for one in _foremost(round_, rows, known)]
+
+
+def _wants(able: _Fitting, kind: Kind, room: dict[int, int]) -> _Wants:
+    """The same for all jobs of a queue."""
+    worth = kind[2]
+    return [
+        ((shape, worth is None or (shape, pods) in worth), room[shape], pods) for shape, pods in sorted(able)
+    ]
 
 
 def _fits(
@@ -66,29 +78,20 @@ def _fits(
 
 
 def _foremost(
-    round_: Round, rows: list[tuple[list[Order], _Fitting]], room: dict[int, int], known: Container[JobId]
+    round_: Round, rows: list[tuple[list[Order], _Wants]], known: Container[JobId]
 ) -> list[Assignment]:
-    """Of a user's queues, each with what fits of it: as many jobs as there could be room for, and as many that are worth
-    their price. All jobs of a queue count alike, so after one that is not needed none is."""
+    """Of a user's queues: as many jobs as there could be room for, and as many that are worth their price. All jobs of a
+    queue count alike, so after one that is not needed none is."""
     counts: defaultdict[tuple[int, bool], int] = defaultdict(int)
     chosen: list[Assignment] = []
     assignments = round_.state.assignments
     heap = [(queue[0], number, 0) for number, (queue, _) in enumerate(rows)]
     heapify(heap)
-    wanted: list[list[tuple[tuple[int, bool], int, int]] | None] = [None] * len(rows)
-    """Of each queue: what counts together, the room for it, and the pods of one job."""
     while heap:
         key, number, at = heap[0]
-        assignment, (queue, able) = assignments[key[-1]], rows[number]
+        assignment, (queue, wants) = assignments[key[-1]], rows[number]
         needed = key[-1] in known or assignment.placement is not None
         if not needed:
-            wants = wanted[number]
-            if wants is None:
-                wants = wanted[number] = [
-                    ((row.shape, row.profit >= 0), room[row.shape], row.candidate.pods)
-                    for row in round_.ranked(assignment)
-                    if (row.shape, row.candidate.pods) in able
-                ]
             for together, most, pods in wants:
                 if counts[together] < most:
                     counts[together] += pods

@@ -16,6 +16,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 
 from ..candidates.candidates import Candidate, CandidateBuilder, Options, SharedCandidates
@@ -138,7 +139,8 @@ class PlanningState:
         """How many jobs ask for so many thousandths of accelerators at least."""
         self.priorities: defaultdict[str, Counter[int]] = defaultdict(Counter)
         """How many jobs of each tenant have a priority."""
-        self._on_nodes: dict[tuple[str, str], dict[JobId, Assignment]] = {}
+        self._on_nodes: defaultdict[str, defaultdict[str, dict[JobId, Assignment]]]
+        self._on_nodes = defaultdict(partial(defaultdict, dict))
         self._ran: dict[JobId, tuple[float, float]] = {}
         """Of each training job that runs: since when, and its run time by the accelerator-seconds that it has had."""
         self._best_profits: dict[JobId, float] = {}
@@ -311,17 +313,17 @@ class PlanningState:
 
     def on_node(self, pool: str, node: str) -> Iterable[Assignment]:
         """The jobs that have a place on a node."""
-        found = self._on_nodes.get((pool, node))
-        return () if found is None else found.values()
+        return self._on_nodes[pool][node].values()
 
     def follow_place(self, assignment: Assignment, place: Placement, sign: int = 1) -> None:
         """Keep `on_node`: the job has been given this place (sign=-1: is losing it)."""
-        for node in place.nodes:
-            jobs = self._on_nodes.setdefault((place.pool, node), {})
-            if sign > 0:
-                jobs[assignment.job.id] = assignment
-            else:
-                jobs.pop(assignment.job.id, None)
+        on_nodes, job = self._on_nodes[place.pool], assignment.job.id
+        if sign > 0:
+            for node in place.nodes:
+                on_nodes[node][job] = assignment
+        else:
+            for node in place.nodes:
+                on_nodes[node].pop(job, None)
 
     def mean_run_s(self, now: float) -> float:
         """How long the training jobs that run now have run on average; 0 if there are none."""
@@ -386,15 +388,20 @@ class PlanningState:
     def change(self, assignment: Assignment, job: Job) -> None:
         """Replace the job of an assignment by itself at another moment: its request and its value are the same, and its
         place, its times or its priority may differ."""
-        self._leave(assignment)
         was, before = assignment.option, assignment.job
+        stays = _runs_on(before, job)
+        if not stays:
+            self._leave(assignment)
         assignment.option = Options(job, was.candidates, was.weight, was.best_speed, was.shared)
         assignment.job = job
         if job.priority != before.priority:
             assignment.order = None
             self._count_priority(before, -1)
             self._count_priority(job)
-        self._enter(assignment)
+        if stays:
+            self._count_run(assignment)
+        else:
+            self._enter(assignment)
 
     def _count_priority(self, job: Job, sign: int = 1) -> None:
         own = self.priorities[job.tenant]
@@ -405,19 +412,17 @@ class PlanningState:
     def _enter(self, assignment: Assignment) -> None:
         """Count where a job is, and when it was there."""
         job, option = assignment.job, assignment.option
-        if job.last_move_at_s is not None:
-            self.moved[job.id] = job.last_move_at_s
         run = job.run
         if run is None:
+            if job.last_move_at_s is not None:
+                self.moved[job.id] = job.last_move_at_s
             self.waiting[job.id] = assignment
             self.queues.add(assignment)
             self.asking[job.tenant] += not job.yields
             return
+        self._count_run(assignment)
         place = run.placement
         kind, amount_m = place.accelerator, place.accelerators_m
-        if job.kind is JobKind.TRAINING:
-            units = max(self.holdings.units_of(kind, amount_m), 1e-6)
-            self._ran[job.id] = run.started_at_s, job.attained_s / units
         counted = self.candidates.draws.counted(job, place)
         if run.releasing:
             self.releasing[job.id] = assignment
@@ -426,7 +431,7 @@ class PlanningState:
             return
         self.cluster.take(counted)
         self.holdings.add_held(job.tenant, job.user, kind, amount_m)
-        assignment.placement, assignment.started_at_s = counted, run.started_at_s
+        assignment.placement = counted
         if job.yields:
             self.yielding[job.id] = assignment
         assignment.candidate = self.candidates.instance(option, place)
@@ -434,6 +439,21 @@ class PlanningState:
             self.values[job.id] = assignment.candidate.value
         self.held.setdefault((place.pool, job.tenant), {})[job.id] = assignment
         self.follow_place(assignment, place)
+
+    def _count_run(self, assignment: Assignment) -> None:
+        """Count since when a job that runs has run and when it was moved."""
+        job, run = assignment.job, assignment.job.run
+        assert run is not None
+        if job.last_move_at_s is None:
+            self.moved.pop(job.id, None)
+        else:
+            self.moved[job.id] = job.last_move_at_s
+        if job.kind is JobKind.TRAINING:
+            place = run.placement
+            units = max(self.holdings.units_of(place.accelerator, place.accelerators_m), 1e-6)
+            self._ran[job.id] = run.started_at_s, job.attained_s / units
+        if not run.releasing:
+            assignment.started_at_s = run.started_at_s
 
     def _leave(self, assignment: Assignment) -> None:
         """Undo `_enter`."""
@@ -466,6 +486,14 @@ class PlanningState:
 def least_m(job: Job) -> int:
     """The least that a job asks for, in thousandths of accelerators."""
     return job.min_pods * job.per_pod.accelerators_m
+
+
+def _runs_on(before: Job, job: Job) -> bool:
+    """Whether a job that makes the same request goes on where it ran."""
+    was, run = before.run, job.run
+    if was is None or run is None or was.releasing or run.releasing:
+        return False
+    return was.placement == run.placement
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,18 @@ def _answer(before: Snapshot, after: Snapshot, at_s: float = NOW + 10) -> tuple[
     return made, told
 
 
+def test_after_a_full_plan_the_memo_is_that_of_the_plan_carried_out() -> None:
+    weak = job("w", "b", size=8, on=placed("H100", "H100-0000", size=8))
+    before = cluster(weak, job("s", "b", size=8, priority=500), H100=1)
+    made, memo = plan(before, POLICY, NOW)
+    after = applied(before, made, NOW)
+    state = memo.state
+    assert {action.kind for action in made.actions} == {ActionKind.PREEMPT, ActionKind.START}
+    assert state is not None
+    assert state.snapshot == after
+    assert state.waiting.keys() == {one.id for one in after.jobs if one.run is None}
+
+
 def test_a_new_job_starts_and_the_others_keep_their_records() -> None:
     full = [job(f"r{i}", size=8, on=placed("H100", f"H100-{i:04d}", size=8)) for i in range(2)]
     before = cluster(*full, job("big", size=8), H100=2, L4=1, tenants=(tenant("a", H100=(0, None, None)),))

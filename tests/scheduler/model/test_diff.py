@@ -17,7 +17,8 @@ class One:
 @given(st.integers(0, 2 * CHUNK), st.randoms(use_true_random=False), st.integers(0, 30))
 def test_all_that_came_went_and_moved_is_found(size: int, random: Random, changes: int) -> None:
     old = [One() for _ in range(size)]
-    new = list(old)
+    replaced = random.choice((0.0, 0.1, 0.4, 0.8))
+    new = [One() if random.random() < replaced else one for one in old]
     for _ in range(changes):
         at = random.randint(0, len(new))
         kind = random.randrange(5) if at < len(new) else 0

@@ -40,6 +40,10 @@ def _facts(state: PlanningState) -> dict[str, object]:
         "entitled": state.holdings.entitled,
         "free": pool.free_now,
         "free after releases": pool.free_later,
+        "on nodes": {n.name: sorted(one.job.id for one in state.on_node("H100", n.name)) for n in pool.nodes},
+        "moved": state.moved,
+        "mean run": state.mean_run_s(NOW),
+        "started": {name: one.started_at_s for name, one in state.assignments.items()},
         "value": state.value(),
         "bound": state.bound(),
         "order": {name: one.option.candidates for name, one in state.assignments.items()},
@@ -99,6 +103,38 @@ def test_following_another_request_of_a_job_gives_what_a_new_state_gives(asked: 
     assert _line(state) == _line(fresh)
     assert {t: n for t, n in state.asking.items() if n} == {t: n for t, n in fresh.asking.items() if n}
     assert state.priorities == fresh.priorities
+
+
+def test_a_job_that_goes_on_where_it_ran_is_followed() -> None:
+    one, other = _running("a", "a", 3), _running("b", "b", 4, node=1)
+    assert one.run is not None
+    before = cluster(one, other, H100=2)
+    run = replace(one.run, started_at_s=NOW - 900.0, saved_at_s=NOW)
+    after = replace(before, jobs=(replace(one, run=run, last_move_at_s=NOW - 900.0), other))
+    state = PlanningState(before, POLICY, NOW)
+    state.rank()
+    for snapshot in (after, before):
+        assert follow(state, snapshot)
+        assert _facts(state) == _facts(PlanningState(snapshot, POLICY, NOW, state.market.prices, {}))
+
+
+def test_jobs_that_were_stopped_stand_in_groups_of_equal_requests() -> None:
+    stopped = [
+        replace(job(name, "b", size=size), last_move_at_s=NOW)
+        for name, size in zip("abc", (2, 2, 4), strict=True)
+    ]
+    before = cluster(*stopped, job("d", "b", size=2), H100=2)
+    state = PlanningState(before, POLICY, NOW)
+    assert _groups(state) == [["uid-a", "uid-b"], ["uid-c"]]
+    assert follow(state, replace(before, jobs=before.jobs[1:]))
+    assert _groups(state) == [["uid-b"], ["uid-c"]]
+    assert follow(state, replace(before, jobs=before.jobs[:2]))
+    assert _groups(state) == [["uid-a", "uid-b"]], "an empty group is forgotten"
+
+
+def _groups(state: PlanningState) -> list[list[str]]:
+    groups = state.queues.groups(state.ranked)
+    return sorted(sorted(group) for kinds in groups.values() for group in kinds.values())
 
 
 def test_a_job_that_was_stopped_stands_beside_the_queues() -> None:
