@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from busbar.workloads.serving.expert_places import WINDOW, ExpertPlaces
+from busbar.workloads.serving.expert_places import LATELY, WINDOW, ExpertPlaces
 
 Pass = list[list[int]]
 """The experts that each layer uses."""
@@ -146,3 +146,22 @@ def test_the_use_of_the_last_passes_is_what_counts() -> None:
     assert places.often(0) == [2, 3]
     waits = places.waits(0)
     assert np.argsort(waits[0])[:2].tolist() in ([2, 3], [3, 2])
+
+
+def test_reading_ahead_stops_where_it_is_not_used_and_is_tried_again() -> None:
+    places = ExpertPlaces(2, 4, 8, 2)
+
+    def read_ahead(used: list[int]) -> None:
+        places.take(1, [0, 1], 0, ahead=True)
+        places.busy[:] = False
+        places.count(1, used)
+        for expert in (0, 1):
+            places.drop(1, expert)
+
+    assert places.pays()
+    for _ in range(LATELY):
+        read_ahead([2, 3])
+    assert [places.pays() for _ in range(2 * LATELY)].count(True) == 2
+    for _ in range(LATELY):
+        read_ahead([0, 1])
+    assert all(places.pays() for _ in range(LATELY))

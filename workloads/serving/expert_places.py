@@ -9,6 +9,9 @@ per pass): the passes until a use of that probability, less one. The expert with
 estimate in the place of the future. Where all experts are used in each pass it keeps a fixed set and reads the others; the
 least recently used one would be the very next to be used then. Where some are used more often than others it keeps these.
 
+Reading ahead goes on while enough of what was read ahead lately was used (`pays`): a wrong guess takes the disk, the processor
+and a place, and where the most used experts are in memory already, what a router foresees of the others is mostly wrong.
+
 An expert that is read ahead, because it was foreseen for the next layer, takes the place of one whose wait is a pass or more
 (so it never costs a second read in this pass), and longer than its own by the part of foreseen experts that were used lately.
 """
@@ -22,6 +25,10 @@ import numpy.typing as npt
 
 WINDOW = 16
 """Passes over which the use of experts is averaged, and layers over which the part of foreseen ones that was used is."""
+PAYS = 0.5
+"""The least part of what was read ahead that has to be used."""
+LATELY = 64
+"""Experts read ahead over which that part is averaged, and layers after which it is tried again where it was too small."""
 LEAST = 1 / 1024
 """The least probability of a use that is reckoned with."""
 
@@ -39,6 +46,10 @@ class ExpertPlaces:
         """[layers, experts]: read because it was foreseen, and not used since."""
         self.right = 0.5
         """The part of foreseen experts that were used, lately."""
+        self._paid = 1.0
+        """The part of those read ahead that were used, lately."""
+        self._untried = 0
+        """Layers since reading ahead was last tried."""
         self._passes: npt.NDArray[np.int64] = np.ones(layers, np.int64)
         """Of each layer, and one for what is taken at first."""
         self._free = list(range(places))[::-1]
@@ -68,9 +79,18 @@ class ExpertPlaces:
         if of == layer and foreseen:
             found = len(set(foreseen).intersection(used)) / len(foreseen)
             self.right += (found - self.right) / WINDOW
-        right = int(self.ahead[layer, used].sum())
+        right, read = int(self.ahead[layer, used].sum()), int(self.ahead[layer].sum())
+        self._paid += (right - self._paid * read) / max(read, LATELY)
         self.ahead[layer] = False
         return right
+
+    def pays(self) -> bool:
+        """Whether experts should be read ahead for the next layer: they were used lately, or it is time to try again."""
+        self._untried += 1
+        if self._paid < PAYS and self._untried < LATELY:
+            return False
+        self._untried = 0
+        return True
 
     def foresee(self, layer: int, experts: Sequence[int]) -> None:
         """The experts of the layer behind the present one are taken to be these."""

@@ -236,7 +236,7 @@ class ExpertCache:
         """Notes which experts the next layer would choose for x [rows, hidden], what this one's router gets; those of most
         rows first."""
         following = (layer + 1) % self._layout.layers
-        if not self._ahead:
+        if not self._ahead or not self._places.pays():
             return
         if following == 0:
             found = self._places.often(0)
