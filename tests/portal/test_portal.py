@@ -109,12 +109,14 @@ def test_log_in_submit_with_preview_watch_it_run_serve_it_and_complete_a_prompt(
         target.stage.wait_until_routed(name)
     page.get_by_label("Prompt").fill("import ")
     page.get_by_label("Most tokens").fill("24")
+    page.get_by_label("Temperature").fill("0")  # what a model draws may be anything, also its end
     page.get_by_role("button", name="Complete").click()
     expect(page.locator("[data-try-note]")).to_contain_text("in all")
     answer = page.locator("[data-try-answer]").inner_text()
     assert answer.startswith("import ")
-    assert len(answer) > 20
-    assert "bb_" not in page.content(), "the key that was used never reaches the browser"
+    assert answer != "import "
+    key = re.search(r"bb_[\w-]{43}", page.content())
+    assert key is None, "the key that was used never reaches the browser"
 
 
 def test_the_list_filters_and_follows_changes_without_a_reload(
