@@ -200,7 +200,7 @@ class Scheduling(Section):
     )
     node_lost_seconds: Annotated[int, Field(ge=10, le=86400)] = Field(
         default=60,
-        description="After this time on a node that does not answer Kubernetes training goes on elsewhere, and replicas are given up. Others start as soon as the node is silent.",
+        description="After this time on a node that does not answer Kubernetes training goes on elsewhere, and replicas are given up; others start once it is silent.",
     )
 
 
