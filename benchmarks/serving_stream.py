@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -48,13 +48,33 @@ GROUP = "busbar-serving-stream"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    return run(
+        __doc__, 5, 5, measure, lambda given: side(given.side, given.folder, given.steps * given.repeats)
     )
+
+
+def run(
+    doc: str | None,
+    steps: int,
+    room_gib: int,
+    measure: Callable[[Path, argparse.Namespace], dict[str, Any]],
+    side: Callable[[argparse.Namespace], int],
+) -> int:
+    """The script: its arguments, and where its result goes. Also `serving_stream_experts.py`'s.
+
+    Args:
+        steps: decoding steps of a side per repeat, by default.
+        room_gib: that its folder needs on the disk.
+        measure: the result, with `sameTokens`.
+        side: in a side's own process.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=5, help="decoding steps of a side per repeat")
+    parser.add_argument("--steps", type=int, default=steps, help="decoding steps of a side per repeat")
     parser.add_argument(
-        "--folder", type=Path, help="on the disk to measure; needs 5 GiB  [default: a temporary one]"
+        "--folder",
+        type=Path,
+        help=f"on the disk to measure; needs {room_gib} GiB  [default: a temporary one]",
     )
     parser.add_argument(
         "--no-limit", action="store_true", help="a four-layer model without cgroups: tries the script"
@@ -63,12 +83,12 @@ def main() -> int:
     parser.add_argument("--side", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side:
-        return side(given.side, given.folder, given.steps * given.repeats)
+        return side(given)
     if not given.no_limit and os.geteuid() != 0:
         parser.error("memory limits need root; --no-limit tries the script without")
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         result = measure(Path(folder), given)
-    result["command"] = " ".join(["python", "benchmarks/serving_stream.py", *sys.argv[1:]])
+    result["command"] = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     text = json.dumps(result, indent=2)
     print(text)
     if given.out:
@@ -76,9 +96,28 @@ def main() -> int:
     return 0 if result["sameTokens"] else 1
 
 
-def measure(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+def facts(benchmark: str, shape: dict[str, Any], size: int, limit: int | None) -> dict[str, Any]:
+    """What a result says of where it was made. `size`: bytes of the model; `limit`: of memory."""
     import torch
     import transformers
+
+    return {
+        "benchmark": benchmark,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {"cpus": os.cpu_count(), "machine": platform.machine(), "load": os.getloadavg()},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "shape": shape,
+        "modelBytes": size,
+        "limitBytes": limit,
+        "modelOverLimit": None if limit is None else round(size / limit, 3),
+    }
+
+
+def measure(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     from rich.progress import track
 
     make(folder / "model", SMALL if given.no_limit else SHAPE)
@@ -110,18 +149,7 @@ def measure(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     rate = {"streamed": BATCH / step["streamed"], "one at a time": 1 / step["one at a time"]}
     tokens = {name: end["tokens"] for name, end in ends.items() if name != "disk"}
     return {
-        "benchmark": "serving_stream",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"cpus": os.cpu_count(), "machine": platform.machine(), "load": os.getloadavg()},
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-        "shape": SMALL if given.no_limit else SHAPE,
-        "modelBytes": size,
-        "limitBytes": limit,
-        "modelOverLimit": None if limit is None else round(size / limit, 3),
+        **facts("serving_stream", SMALL if given.no_limit else SHAPE, size, limit),
         "plan": plan["text"],
         "peakBytesInCgroup": peaks,
         "secondsPerStep": {name: round(found, 4) for name, found in step.items()},

@@ -7,7 +7,7 @@ on one CPU thread and the reading one. As root: each side is a process of its ow
 swap) whose limit is the file's size over 2.5. With one request, and with 16 at once:
 
   experts     the engine's own plan: everything but experts stays, and these are read one by one, also ahead, as the next
-              layer's router foresees
+              layer's router foresees, while that is used
   not ahead   the same, and only what a layer waits for is read
   layers      whole layers are read, as without this plan (--stream-unit layers)
   resident    without a limit, weights in the fastest layout: the tokens
@@ -23,21 +23,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Generator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / ".src"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.serving_stream import Side, tell
+from benchmarks.serving_stream import Side, facts, run, tell
 
 from busbar.local import cgroups
 
@@ -67,40 +64,16 @@ SMALL_MEMORY = 210 * 2**20
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=8, help="decoding steps of a side per repeat")
-    parser.add_argument(
-        "--folder", type=Path, help="on the disk to measure; needs 8 GiB  [default: a temporary one]"
-    )
-    parser.add_argument(
-        "--no-limit", action="store_true", help="a four-layer model without cgroups: tries the script"
-    )
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--side", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.side:
+    def one_side(given: argparse.Namespace) -> int:
         name, _, batch = given.side.partition(":")
         return side(name, int(batch), given.folder, given.steps * given.repeats)
-    if not given.no_limit and os.geteuid() != 0:
-        parser.error("memory limits need root; --no-limit tries the script without")
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        result = measure(Path(folder), given)
-    result["command"] = " ".join(["python", "benchmarks/serving_stream_experts.py", *sys.argv[1:]])
-    text = json.dumps(result, indent=2)
-    print(text)
-    if given.out:
-        given.out.write_text(text + "\n")
-    return 0 if all(row["sameTokens"] for row in result["rows"]) else 1
+
+    return run(__doc__, 8, 8, measure, one_side)
 
 
 def measure(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
-    import torch
-    import transformers
-
-    make(folder / "model", SMALL if given.no_limit else SHAPE)
+    shape = SMALL if given.no_limit else SHAPE
+    make(folder / "model", shape)
     size = sum(file.stat().st_size for file in (folder / "model").glob("*.safetensors"))
     limit = None if given.no_limit else int(size / OVER)
     try:
@@ -109,19 +82,9 @@ def measure(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
         if limit is not None:
             cgroups.remove(GROUP)
     return {
-        "benchmark": "serving_stream_experts",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"cpus": os.cpu_count(), "machine": platform.machine(), "load": os.getloadavg()},
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-        "shape": SMALL if given.no_limit else SHAPE,
-        "modelBytes": size,
-        "limitBytes": limit,
-        "modelOverLimit": None if limit is None else round(size / limit, 3),
+        **facts("serving_stream_experts", shape, size, limit),
         "rows": rows,
+        "sameTokens": all(each["sameTokens"] for each in rows),
     }
 
 
