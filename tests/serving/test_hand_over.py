@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -248,6 +250,30 @@ def test_a_client_that_leaves_leaves_nothing_at_either_side(pair: tuple[Service,
         stream.leave()
     for server in pair:
         wait_for(lambda server=server: is_empty(server), 30)
+
+
+def test_a_sender_that_leaves_before_it_has_its_ticket_leaves_nothing(
+    pair: tuple[Service, Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, decode = pair
+    asked, gate, taken, expect = *(threading.Event() for _ in range(3)), Handover.expect
+
+    def late(self: Handover, *of: Any) -> Any:
+        asked.set()
+        assert gate.wait(30)
+        found = expect(self, *of)
+        taken.set()
+        return found
+
+    monkeypatch.setattr(Handover, "expect", late)
+    stream = Gateway(prefill, {**SAMPLED, "prompt": list(range(80, 280))}, terms(decode.url))
+    assert asked.wait(30)
+    stream.leave()
+    wait_for(lambda: is_empty(prefill), 30)
+    time.sleep(0.5)  # the other replica sees its sender leave
+    gate.set()
+    assert taken.wait(30)
+    wait_for(lambda: is_empty(decode), 30)
 
 
 def test_an_answer_of_one_token_and_one_at_a_replica_of_another_role_stay(

@@ -105,7 +105,8 @@ class Arrivals:
         def expect(handover: Handover) -> list[tuple[Arriving, int]]:
             return [handover.expect(salt, asked.tenant, each.tokens) for each in asked.sequences]
 
-        found = await self._engine.in_turn(lambda core: expect(Handover(core)))
+        # A sender that leaves meanwhile never gets the ticket.
+        found = await self._engine.when(lambda core: expect(Handover(core)), self._forget_untold)
         name = secrets.token_hex(16)
         self._tickets[name] = ticket = Ticket([arriving for arriving, _ in found])
         self._expire(name, ticket, EXPECTED_S)
@@ -181,6 +182,9 @@ class Arrivals:
         if not request.content.at_eof() and await request.content.read(1):
             raise BadRequest("the body has more blocks than its header says")
         return header, memoryview(data)
+
+    def _forget_untold(self, found: list[tuple[Arriving, int]]) -> None:
+        self._engine.post(lambda core: Handover(core).forget(arriving for arriving, _ in found))
 
     def _expire(self, name: str, ticket: Ticket, after_s: float) -> None:
         if ticket.expiry is not None:
