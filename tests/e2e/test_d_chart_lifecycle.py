@@ -33,13 +33,13 @@ def test_an_upgrade_keeps_the_workload_key_and_the_objects(cluster: Cluster) -> 
 def test_uninstall_keeps_peoples_objects_and_running_pods_and_reinstall_adopts_them(cluster: Cluster) -> None:
     name = "outlives-the-platform"
     cluster.submit(small_job(name, steps=700))
-    cluster.wait("running", lambda: cluster.phase("trainingjob", name) == "Running", 120)
+    cluster.wait("running", lambda: cluster.phase("trainingjob", name) == "Running", 240)
     pod = cluster.get("-n", "demo", "pods", "-l", f"busbar.dev/job={name}")["items"][0]["metadata"]["uid"]
     cluster.run(cluster.helm, "uninstall", "busbar", "-n", SYSTEM, "--wait")
     assert cluster.get("-n", "demo", "trainingjob", name)["metadata"]["name"] == name
     assert cluster.get("tenants")["items"]
     cluster.up()
-    cluster.wait("the end of the job", lambda: cluster.phase("trainingjob", name) == "Succeeded", 300)
+    cluster.wait("the end of the job", lambda: cluster.phase("trainingjob", name) == "Succeeded", 600)
     pods = cluster.get("-n", "demo", "pods", "-l", f"busbar.dev/job={name}")["items"]
     assert [p["metadata"]["uid"] for p in pods] in ([pod], []), "the running pod was replaced"
     assert cluster.status("trainingjob", name)["attempt"] == 1

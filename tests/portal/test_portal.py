@@ -78,7 +78,9 @@ def test_log_in_submit_with_preview_watch_it_run_serve_it_and_complete_a_prompt(
 
     page.get_by_label("Name", exact=True).fill(name)
     page.get_by_label("Namespace").select_option(target.namespace)
-    page.get_by_label("Steps", exact=True).fill("60")
+    page.get_by_label("Steps", exact=True).fill(
+        "60" if target.stage is not None else "400"
+    )  # long enough to be seen
     page.get_by_label("Output").fill(f"pvc://stdlib/{name}")
     page.get_by_role("button", name="Preview").click()
     preview = page.locator("#preview")
@@ -91,7 +93,7 @@ def test_log_in_submit_with_preview_watch_it_run_serve_it_and_complete_a_prompt(
         page.locator("form#draft").get_by_role("button", name="Submit").click()
         page.wait_for_url(f"**/jobs/{target.namespace}/{name}")
         expect(state).to_have_text("Running")
-        expect(page.locator("#status progress")).to_be_visible()
+        expect(page.locator("#status").get_by_role("progressbar", name="Progress")).to_be_visible()
         expect(page.locator("[data-log-text]")).to_contain_text("loss")
         expect(page.locator('.plot[data-series="loss"] canvas')).to_be_visible()
     expect(state).to_have_text("Succeeded")
