@@ -117,11 +117,15 @@ class Cluster:
         return str(self.status(kind, name, namespace).get("phase", ""))
 
     def submit(self, job: dict[str, Any]) -> None:
-        """Apply a job of the demo's tenant, after the claim that holds the files of all its jobs."""
+        """Apply a job of the demo's tenant, after its claim."""
+        self.make_claim()
+        self.kube("-n", "demo", "apply", "-f", "-", stdin=json.dumps(job))
+
+    def make_claim(self) -> None:
+        """The claim that holds the files of all jobs of the demo's tenant."""
         example = (ROOT / "examples" / "train-python-stdlib.yaml").read_text()
         claim = next(d for d in yaml.safe_load_all(example) if d["kind"] == "PersistentVolumeClaim")
-        listed = {"apiVersion": "v1", "kind": "List", "items": [claim, job]}
-        self.kube("-n", "demo", "apply", "-f", "-", stdin=json.dumps(listed))
+        self.kube("-n", "demo", "apply", "-f", "-", stdin=json.dumps(claim))
 
     def is_gone(self, kind: str, name: str, namespace: str = "demo") -> bool:
         """True when the object no longer exists."""

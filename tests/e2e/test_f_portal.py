@@ -13,6 +13,7 @@ pytestmark = pytest.mark.node
 
 
 def test_a_person_goes_from_login_to_a_completed_prompt_on_the_real_cluster(cluster: Cluster) -> None:
+    cluster.make_claim()
     token = cluster.kube(
         "-n", "busbar-system", "exec", "deploy/busbar-api", "--", "busbar-api", "token", "create",
         "--subject", "demo-user", "--role", "user", "--scopes", "rest,inference", "--tenant", "demo",
