@@ -55,6 +55,21 @@ def one_two_five(limit: int) -> list[int]:
         scale *= 10
 
 
+class _Followed:
+    """Counters that follow totals which are counted elsewhere."""
+
+    def __init__(self, *counters: Counter) -> None:
+        self._counters, self._told = counters, (0,) * len(counters)
+
+    def tell(self, *totals: int) -> None:
+        """The totals now, in the counters' order; where one is smaller than before they have begun anew."""
+        if any(now < before for now, before in zip(totals, self._told, strict=True)):
+            self._told = (0,) * len(totals)
+        for each, now, before in zip(self._counters, totals, self._told, strict=True):
+            each.inc(now - before)
+        self._told = totals
+
+
 class Metrics:
     """One engine's metrics, in a registry of their own."""
 
@@ -86,18 +101,16 @@ class Metrics:
         self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens processed.")
         self.generation_tokens = counter("vllm:generation_tokens", "Tokens generated.")
         self.preemptions = counter("vllm:num_preemptions", "Times a request lost its KV blocks.")
-        self.prefix_queries = counter(
-            "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
+        self._prefixes = _Followed(
+            counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+            counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
         )
-        self.prefix_hits = counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")
-        self._prefix_told = (0, 0)
-        self._guesses = (
+        self._guesses = _Followed(
             counter("vllm:spec_decode_num_drafts", "Times that guessed tokens of a request were checked."),
             counter("vllm:spec_decode_num_draft_tokens", "Guessed tokens that were checked."),
             counter("vllm:spec_decode_num_accepted_tokens", "Guessed tokens that were right."),
         )
-        self._guesses_told = (0, 0, 0)
-        self._experts = (
+        self._experts = _Followed(
             counter("busbar:expert_queries", "Experts that a layer computed with, each once per step."),
             counter("busbar:expert_hits", "Those of them that were in memory when the layer asked."),
             counter("busbar:expert_prefetches", "Experts that were read ahead."),
@@ -106,7 +119,6 @@ class Metrics:
                 "busbar:expert_read_bytes", "Bytes of experts read because memory does not hold them all."
             ),
         )
-        self._experts_told = (0, 0, 0, 0, 0)
         self.saturated = gauge(
             "busbar:saturated", "1 while the promised time per token cannot be kept by smaller steps."
         )
@@ -121,12 +133,10 @@ class Metrics:
         )
         self._phases_told: dict[str, float] = {}
         self.phases({"prefill": 0.0, "decode": 0.0, "idle": 0.0})
-        self._copied = counters(
+        copied = counters(
             "busbar:kv_blocks_copied", "KV blocks copied to host memory (out) and back (in).", "direction"
         )
-        self._copied_told = {True: 0, False: 0}
-        for direction in ("out", "in"):
-            self._copied.labels(*self._values, direction)
+        self._copied = _Followed(*(copied.labels(*self._values, way) for way in ("out", "in")))
         self._host_usage = gauge("busbar:host_kv_usage_perc", "Used share of the host's KV blocks, 0 to 1.")
         self._tenant_blocks = gauges(
             "busbar:tenant_kv_blocks",
@@ -197,26 +207,15 @@ class Metrics:
 
     def prefix_cache(self, queries: int, hits: int) -> None:
         """Totals since the start."""
-        before_queries, before_hits = self._prefix_told
-        self.prefix_queries.inc(queries - before_queries)
-        self.prefix_hits.inc(hits - before_hits)
-        self._prefix_told = (queries, hits)
+        self._prefixes.tell(queries, hits)
 
     def speculation(self, drafts: int, proposed: int, accepted: int) -> None:
         """Totals since the start."""
-        now = (drafts, proposed, accepted)
-        for each, before, after in zip(self._guesses, self._guesses_told, now, strict=True):
-            each.inc(after - before)
-        self._guesses_told = now
+        self._guesses.tell(drafts, proposed, accepted)
 
     def experts(self, queries: int, hits: int, prefetches: int, prefetch_hits: int, read_bytes: int) -> None:
         """Totals since the weights were read."""
-        now = (queries, hits, prefetches, prefetch_hits, read_bytes)
-        if now[0] < self._experts_told[0]:  # read anew
-            self._experts_told = (0, 0, 0, 0, 0)
-        for each, before, after in zip(self._experts, self._experts_told, now, strict=True):
-            each.inc(max(0, after - before))
-        self._experts_told = now
+        self._experts.tell(queries, hits, prefetches, prefetch_hits, read_bytes)
 
     def phases(self, seconds: Mapping[str, float]) -> None:
         """Totals since the start."""
@@ -228,12 +227,7 @@ class Metrics:
 
     def host_tier(self, host: HostTier) -> None:
         """Its totals since it was made, and how full it is."""
-        for out, total in host.moves_total.items():
-            before = self._copied_told[out]
-            self._copied.labels(*self._values, "out" if out else "in").inc(
-                total - before if total >= before else total
-            )
-            self._copied_told[out] = total
+        self._copied.tell(host.moves_total[True], host.moves_total[False])
         self._host_usage.set(host.used / host.total if host.total else 0.0)
 
     def migrated(self, outcome: str) -> None:
