@@ -13,7 +13,7 @@ from busbar.kube.contracts.workload import CHECKPOINT_PATH, DRAIN_PATH, SLEEP_PA
 from busbar.kube.errors import BadRequest, Forbidden, Invalid
 from busbar.kube.informer import Key
 from busbar.kube.resources import ACCELERATOR_POOLS, MODEL_SERVICES, TENANTS, TRAINING_JOBS
-from busbar.kube.types import Tenant, TrainingJob, TrainingPhase
+from busbar.kube.types import ModelService, Tenant, TrainingJob, TrainingPhase
 from busbar.kube.types.reasons import Reason
 from busbar.kube.types.tenant import TenantUsage
 from busbar.kube.types.training_status import TrainingJobStatus, Usage
@@ -260,12 +260,34 @@ class Handlers:
         if refused and time.monotonic() < self._refused_until.get(key, 0.0):
             # The plan decides to start it once a second; a quota or a policy need not be tried that often.
             decisions = tuple(d for d in decisions if not isinstance(d, Admit))
+        view = await self._service_view(key, service, refused)
+        update = reconcile_service(view, decisions)
+        if update.scaling is not None:
+            self._scaling[service.metadata.uid] = update.scaling
+        if update.status is not None:
+            self._energy_sent(service.metadata.uid, update.status.usage)
+            acts, waits = bool(update.actions), bool(decisions)
+            await self._writer.write_status(MODEL_SERVICES, service, update.status, acts=acts, waits=waits)
+        told = service.spec.slo is not None or service.spec.scaling.warm is not None
+        scaled = (
+            Scaled(update.scaled, view.status.desired_replicas or 0, update.status.desired_replicas or 0)
+            if update.scaled is not None and update.status is not None
+            else None
+        )
+        self._scales.show(key, view.plan, scaled, view.pods if told else (), self.targets.clock(), view.day)
+        await self._carry_out(KIND_SERVICE, key, update.actions)
+        for reason, message in update.notices:
+            self._writer.notice(MODEL_SERVICES, service, reason, message)
+        return _sooner(update.again_s, self._given_up_s(view))
+
+    async def _service_view(self, key: Key, service: ModelService, refused: str) -> ServiceView:
+        """All that the reconcile of a service depends on; `refused`: why its pods were, the last time."""
         own = self._caches.owned_pods(KIND_SERVICE, service)
         silent = silent_nodes(own, self._caches.nodes.items)
         own = with_silence(own, silent)
         model = model_uri(service, self._caches.jobs.items.values())
         plan = await self.targets.plan(key, service, own, model.made_by)
-        view = ServiceView(
+        return ServiceView(
             service=service,
             pods=own,
             now=utc_now(),
@@ -303,24 +325,6 @@ class Handlers:
             holders=name_holders(service, wanted_indexes(service, own), own, self._caches.pods.items),
             lost=self._caches.charged_to(service.metadata.uid),
         )
-        update = reconcile_service(view, decisions)
-        if update.scaling is not None:
-            self._scaling[service.metadata.uid] = update.scaling
-        if update.status is not None:
-            self._energy_sent(service.metadata.uid, update.status.usage)
-            acts, waits = bool(update.actions), bool(decisions)
-            await self._writer.write_status(MODEL_SERVICES, service, update.status, acts=acts, waits=waits)
-        told = service.spec.slo is not None or service.spec.scaling.warm is not None
-        scaled = (
-            Scaled(update.scaled, view.status.desired_replicas or 0, update.status.desired_replicas or 0)
-            if update.scaled is not None and update.status is not None
-            else None
-        )
-        self._scales.show(key, view.plan, scaled, own if told else (), self.targets.clock(), view.day)
-        await self._carry_out(KIND_SERVICE, key, update.actions)
-        for reason, message in update.notices:
-            self._writer.notice(MODEL_SERVICES, service, reason, message)
-        return _sooner(update.again_s, self._given_up_s(view))
 
     def _given_up_s(self, view: JobView | ServiceView) -> float | None:
         """In how many seconds pods of the object are given up with their nodes."""
