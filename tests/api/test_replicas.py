@@ -195,6 +195,16 @@ async def test_under_load_a_kill_a_stop_and_a_rolling_restart_lose_and_double_no
             while not await _has(database, clients.steps, exist):  # noqa: ASYNC110 - no event for it
                 await asyncio.sleep(0.1)
 
+    await _nothing_is_lost_or_doubled(database, clients, exist)
+    async with database.read() as db:
+        used = (await db.execute(select(tables.tokens.c.last_used_at))).scalar_one()
+    await database.close()
+    assert used is not None
+    assert token.last_used_at is None
+
+
+async def _nothing_is_lost_or_doubled(database: Database, clients: Clients, exist: set[str]) -> None:
+    """In the ledger, the trail and the history; `exist`: the names of all jobs."""
     async with database.read() as db:
         ledger = (await db.execute(select(tables.ledger))).mappings().all()
         trail = (
@@ -202,8 +212,6 @@ async def test_under_load_a_kill_a_stop_and_a_rolling_restart_lose_and_double_no
         )
         jobs = (await db.execute(select(tables.jobs))).mappings().all()
         samples = (await db.execute(select(tables.samples).order_by(tables.samples.c.id))).mappings().all()
-        used = (await db.execute(select(tables.tokens.c.last_used_at))).scalar_one()
-    await database.close()
 
     assert clients.delivered >= 50
     assert sorted(row["seq"] for row in ledger) == list(range(1, clients.delivered + 1))
@@ -222,8 +230,6 @@ async def test_under_load_a_kill_a_stop_and_a_rolling_restart_lose_and_double_no
     (row,) = [row for row in jobs if row["name"] == "watched"]
     assert row["accelerator_seconds"] == clients.steps
     assert sorted(point["step"] for point in samples) == list(range(1, clients.steps + 1))
-    assert used is not None
-    assert token.last_used_at is None
 
 
 async def _has(database: Database, step: int, names: set[str]) -> bool:
