@@ -78,6 +78,9 @@ class Meter(WireModel):
     """The limit in force, as read back; None: it has none, or none is known."""
     refuses: bool = False
     """It takes no limit from this agent, or draws more than its limit: it counts with its nameplate."""
+    pods: Annotated[tuple[Name, ...], Field(max_length=256)] | None = None
+    """Who holds it, as the node's kubelet says: `namespace/name` of each pod. Several share a board that is divided; empty:
+    nobody holds it; None: nobody says."""
 
 
 class LeaseState(StrEnum):

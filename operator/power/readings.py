@@ -42,6 +42,8 @@ class Metered:
     """In force, as the agent read it back; None: none is known."""
     refuses: bool = False
     """It takes no limit, or ignores it."""
+    pods: tuple[str, ...] | None = None
+    """Who holds it, `namespace/name`; None: its agent does not say."""
 
     @property
     def is_capped(self) -> bool:
@@ -168,4 +170,4 @@ def _judged(last: Reading | None, told: AgentReport, name: str, meter: Meter) ->
     limit_w = meter.limit_watts
     if limit_w is not None and not (math.isfinite(limit_w) and limit_w >= 0):
         return Refusal(f"{name}: a limit of {limit_w:g} W")
-    return Metered(watts, meter.joules, meter.floor_watts, nameplate_w, limit_w, meter.refuses)
+    return Metered(watts, meter.joules, meter.floor_watts, nameplate_w, limit_w, meter.refuses, meter.pods)
