@@ -24,6 +24,7 @@ from busbar.operator.decisions import Admit, Decision, Release
 from busbar.operator.pods import manifests, replica_pods
 from busbar.operator.pods.replica_place import place_of, placement_note
 from busbar.operator.pods.silent_nodes import is_given_up
+from busbar.operator.pods.unmounted import MOUNTED_WITHIN_S
 from busbar.operator.serving import warm
 from busbar.operator.serving.adapters import adapter_notices, ask_for_adapters
 from busbar.operator.serving.conditions import new_problems
@@ -88,6 +89,8 @@ def _again(view: ServiceView, desired: int) -> float:
         return min(1.0, view.settings.drain_settle_s)
     if any(p.unschedulable_since for p in view.pods):
         return min(view.settings.unschedulable_s, view.settings.usage_period_s)
+    if any(p.unmounted_since for p in view.pods):
+        return min(MOUNTED_WITHIN_S, view.settings.usage_period_s)
     if desired > 0 and (spec.external_replicas is None or spec.min_replicas == 0):
         return min(5.0, float(spec.scaling.idle_seconds))
     return view.settings.usage_period_s

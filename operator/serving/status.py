@@ -22,6 +22,8 @@ from busbar.operator.decisions import Decision, Wait
 from busbar.operator.pods import manifests
 from busbar.operator.pods.engine_image import EngineImage
 from busbar.operator.pods.replica_place import place_of
+from busbar.operator.pods.unmounted import mounts_of_claims, why_not_started
+from busbar.operator.pods.volume_claims import claims_of_service
 from busbar.operator.profiles.serving_speeds import measured, remembered
 from busbar.operator.profiles.table import rates_of
 from busbar.operator.serving.adapters import adapter_rows
@@ -228,7 +230,8 @@ def _phase(
     if waking and len(waking) >= len(starting):
         return ServicePhase.STARTING, Reason.STARTING, f"{len(waking)} of {desired} replicas are waking up."
     if starting:
-        problem = next((p.problem for p in starting if p.problem), "")
+        mounts = mounts_of_claims(claims_of_service(view.service, view.model.uri))
+        problem = why_not_started(starting, view.now, mounts)
         return (
             ServicePhase.STARTING,
             Reason.STARTING,

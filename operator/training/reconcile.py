@@ -33,6 +33,7 @@ from busbar.kube.types.training_status import (
 )
 from busbar.operator.decisions import Admit, Deadline, Decision, Forecast, Lift, Release, Reserved, Wait
 from busbar.operator.pods import manifests, training_pods
+from busbar.operator.pods.unmounted import MOUNTED_WITHIN_S
 from busbar.operator.pods.volume_claims import lacks_claims
 from busbar.operator.training.attempt_end import attempt_over, fail, finished
 from busbar.operator.training.deadline import with_deadline
@@ -41,6 +42,7 @@ from busbar.operator.training.lost_pods import removals
 from busbar.operator.training.release import begin_release, releasing, stuck_pod
 from busbar.operator.training.reservation import with_reservation
 from busbar.operator.training.start_forecast import started, with_forecast, withdrawn
+from busbar.operator.training.starting import incomplete, problem_of
 from busbar.operator.training.status import (
     count_usage,
     counted_to,
@@ -54,6 +56,7 @@ from busbar.operator.training.status import (
 )
 from busbar.operator.training.substitute import on_another_node
 from busbar.operator.training.view import (
+    ENDING,
     JobUpdate,
     JobView,
     attempt_pods,
@@ -81,7 +84,6 @@ POD_LIMIT_AGAIN_S = 30.0
 ENDING_AGAIN_S = 600.0
 """The same for one whose namespace is being deleted, which does not come back."""
 CLAIMS_THERE = "All claims exist; it waits for its turn."
-ENDING = "The namespace is being deleted, so no pod can be made in it."
 
 
 def reconcile(
@@ -278,7 +280,7 @@ def _admitted(view: JobView, decision: Decision | None) -> JobUpdate:
     missing = [rank for rank in range(admission.pods) if rank not in current and rank not in waiting]
     gated = [p for p in current.values() if p.gated]
     if missing or gated:
-        late = _incomplete(view, current, admission)
+        late = incomplete(view, current, admission)
         if late is not None:
             return late
     if missing and view.holders:
@@ -359,16 +361,19 @@ def _running(view: JobView, current: dict[int, Pod], admission: Admission) -> Jo
     status = view.status
     running = sum(p.phase == "Running" for p in current.values())
     if running < admission.pods and not any(p.ended for p in current.values()):
-        late = _incomplete(view, current, admission)
+        late = incomplete(view, current, admission)
         if late is not None:
             return late
         if not view.counts_due:
             return JobUpdate(None, (), view.settings.count_period_s)
-        problem = next((p.problem for p in current.values() if p.problem), "")
-        text = problem or f"{running} of {admission.pods} pods run; the others are starting."
+        text = (
+            problem_of(view, current) or f"{running} of {admission.pods} pods run; the others are starting."
+        )
         counted = status.model_copy(update={"pods": PodCounts(ready=running, total=len(current))})
         new = in_phase(view, counted, TrainingPhase.STARTING, Reason.STARTING, text)
-        return JobUpdate(new, (), min(view.settings.unschedulable_s, view.settings.gang_timeout_s))
+        return JobUpdate(
+            new, (), min(MOUNTED_WITHIN_S, view.settings.unschedulable_s, view.settings.gang_timeout_s)
+        )
     started = max((p.started_at or view.now for p in current.values()), default=view.now)
     fields = {
         "pods": PodCounts(ready=running, total=len(current)),
@@ -405,46 +410,3 @@ def _name_taken(view: JobView, admission: Admission) -> JobUpdate:
         status = in_phase(view, view.status, TrainingPhase.ADMITTED, Reason.PODS_REFUSED, text)
         return JobUpdate(status, (), NAME_TAKEN_AGAIN_S)
     return begin_release(view, Reason.GANG_INCOMPLETE, f"{text} It is queued again.")
-
-
-def _incomplete(view: JobView, current: dict[int, Pod], admission: Admission) -> JobUpdate | None:
-    """Tears down a gang that does not start, so that half a gang does not hold devices for ever.
-
-    When every pod has its node and still does not run (an image that cannot be pulled, a missing Secret), the attempt
-    counts against ``retryLimit``, as the next one would fail the same way. Lack of room does not count.
-    """
-    limit = timedelta(seconds=view.settings.gang_timeout_s)
-    stuck = timedelta(seconds=view.settings.unschedulable_s)
-    since = max((each.since for each in admission.replaced or ()), default=admission.admitted_at)
-    age = view.now - since if since is not None else timedelta(0)
-    if view.is_ending and len(current) < admission.pods:
-        return begin_release(view, Reason.NAMESPACE_ENDING, ENDING)
-    if view.missing_claims and any(not pod.node for pod in current.values()):
-        return begin_release(view, Reason.CLAIM_MISSING, view.missing_claims)
-    if view.refused and len(current) < admission.pods and age > stuck:
-        text = f"The API server does not take its pods; it is queued again. {view.refused}"
-        return begin_release(view, Reason.GANG_INCOMPLETE, text)
-    if age > limit:
-        text = _why(f"The gang was not complete within {view.settings.gang_timeout_s:.0f} s.", current)
-        placed = [p for p in current.values() if p.node and not p.gated]
-        if len(placed) == admission.pods:
-            return _failed_to_start(view, text)
-        return begin_release(view, Reason.GANG_INCOMPLETE, f"{text} It is queued again.")
-    for pod in current.values():
-        if pod.unschedulable_since is not None and view.now - pod.unschedulable_since > stuck:
-            text = f"Pod {pod.key.name} could not be placed on {pod.pinned}; the gang is queued again."
-            return begin_release(view, Reason.GANG_INCOMPLETE, _why(text, current))
-    return None
-
-
-def _failed_to_start(view: JobView, text: str) -> JobUpdate:
-    restarts, limit = view.status.restarts or 0, view.job.spec.retry_limit
-    text = f"{text.rstrip('.')}. This was try {restarts + 1} of {limit + 1}."
-    if restarts >= limit:
-        return fail(view, Reason.RETRY_LIMIT_REACHED, text)
-    return begin_release(view, Reason.GANG_INCOMPLETE, f"{text} It is queued again.", counts=True)
-
-
-def _why(text: str, current: dict[int, Pod]) -> str:
-    problem = next((p.problem for p in current.values() if p.problem), "")
-    return f"{text} {problem}" if problem else text

@@ -23,6 +23,8 @@ MANAGER = "busbar.dev/operator"
 MOVES = ("Moved", "Resized")
 """Reasons for which the scheduler stops a job to start it elsewhere or in another size."""
 
+ENDING = "The namespace is being deleted, so no pod can be made in it."
+
 
 @dataclass(frozen=True)
 class JobView:

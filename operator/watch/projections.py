@@ -126,6 +126,7 @@ class Pod:
     restarts: int = 0
     problem: str = ""  # why it does not run, as the kubelet or kube-scheduler says
     unschedulable_since: datetime | None = None
+    unmounted_since: datetime | None = None  # its node has prepared neither its volumes nor its network since
     node_selector: tuple[tuple[str, str], ...] = ()
     tolerations: tuple[tuple[str, str, str, str], ...] = ()  # key, operator, value, effect
     priority: int = 0
@@ -245,6 +246,7 @@ def project_pod(obj: Object) -> Pod:
         restarts=int(main.get("restartCount") or 0),
         problem=_problem(status, state, conditions),
         unschedulable_since=_unschedulable(conditions.get("PodScheduled")),
+        unmounted_since=_unmounted(status, conditions),
         node_selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
         tolerations=tuple(
             (t.get("key", ""), t.get("operator", "Equal"), t.get("value", ""), t.get("effect", ""))
@@ -404,6 +406,13 @@ def _unschedulable(condition: dict[str, Any] | None) -> datetime | None:
     if condition and condition.get("status") == "False" and condition.get("reason") == "Unschedulable":
         return time_of(condition.get("lastTransitionTime"))
     return None
+
+
+def _unmounted(status: dict[str, Any], conditions: dict[Any, Any]) -> datetime | None:
+    """Since when a pod that has its node waits for what comes before its containers."""
+    if status.get("phase") != "Pending":
+        return None
+    return _since(conditions.get("PodReadyToStartContainers"), "False")
 
 
 def _since(condition: dict[str, Any] | None, status: str) -> datetime | None:

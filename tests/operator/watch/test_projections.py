@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 from tests.operator.builders import NOW
 
@@ -87,3 +89,23 @@ def test_of_somebody_elses_pod_the_controller_is_told() -> None:
     assert made_by({**controller, "controller": False}, controller) == "ReplicaSet web-5d4c"
     assert made_by() == ""
     assert made_by(controller, **{"busbar.dev/kind": "trainingjob"}) == "", "it is in our labels"
+
+
+@pytest.mark.parametrize(
+    ("phase", "ready", "since"),
+    [
+        ("Pending", "False", NOW),
+        ("Pending", "True", None),
+        ("Running", "False", None),
+        ("Failed", "False", None),
+    ],
+)
+def test_a_pod_that_its_node_still_prepares_says_since_when(
+    phase: str, ready: str, since: datetime | None
+) -> None:
+    condition = {"type": "PodReadyToStartContainers", "status": ready, "lastTransitionTime": NOW.isoformat()}
+    body = {
+        "metadata": {"name": "p", "namespace": "n"},
+        "status": {"phase": phase, "conditions": [condition]},
+    }
+    assert project_pod(body).unmounted_since == since
