@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from busbar.api.access.authorization import Authorizer
 from busbar.api.access.identity import Caller
+from busbar.api.errors import Conflict
 from busbar.api.kubernetes.client import Object
 from busbar.api.objects.objects import Objects, metadata_of
 from busbar.api.objects.operator_client import Operator
@@ -35,6 +36,7 @@ class Previews:
 
         Raises:
             Invalid: it would not even be created; says which field.
+            Conflict: there is an object of this name.
             Unavailable: the operator is away, or answers too many others.
         """
         body = dict(body)
@@ -43,7 +45,14 @@ class Previews:
             meta["name"] = DRAFT_NAME
         body["metadata"] = meta
         draft = await self._objects.draft(caller, resource, namespace, body)
-        stored = await self._objects.dry_run(resource, draft)
+        try:
+            stored = await self._objects.dry_run(resource, draft)
+        except Conflict as error:
+            raise Conflict(
+                f"{resource.kind} {namespace}/{meta.get('name')} exists already, and its status says how it is; to preview "
+                "another one like it, change metadata.name or leave it out",
+                field="metadata.name",
+            ) from error
         stored.setdefault("kind", resource.kind)
         stored.setdefault("apiVersion", resource.api_version)
         if (stored.get("spec") or {}).get("suspend"):

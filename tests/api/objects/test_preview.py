@@ -158,6 +158,16 @@ async def test_without_the_operator_there_is_no_guess(world: World) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "Unavailable")
 
 
+async def test_a_name_that_is_taken_says_what_to_do(world: World) -> None:
+    alice = await world.as_("alice")
+    world.kube.put(TRAINING_JOBS, {**job(), "metadata": {"name": "draft", "namespace": "ada-lab"}})
+    answer = await alice.post(AT, json=job())
+    assert answer.status_code == 409
+    assert "leave it out" in answer.json()["error"]["message"]
+    again = await alice.post(AT, json={**job(), "metadata": {}})
+    assert again.json()["possible"]
+
+
 async def test_viewers_preview_nothing(world: World) -> None:
     vera = await world.as_("vera")
     assert (await vera.post(AT, json=JOB)).status_code == 403
