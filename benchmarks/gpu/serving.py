@@ -47,8 +47,9 @@ from tokenizers import Tokenizer, models
 from busbar.workloads.serving.architecture import parse_architecture, read_architecture
 from busbar.workloads.serving.block_attention import PRODUCTS, InPlace
 from busbar.workloads.serving.core import EngineCore
+from busbar.workloads.serving.dtype_choice import choose_dtypes
 from busbar.workloads.serving.kvcache import KvShape
-from busbar.workloads.serving.loader import assemble, choose_dtypes, load
+from busbar.workloads.serving.loader import assemble, load
 from busbar.workloads.serving.model import TorchCalls
 from busbar.workloads.serving.probe import GPU_WAYS, choose_backend, fastest, time_decoding
 from busbar.workloads.serving.sampling import SamplingParams

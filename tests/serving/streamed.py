@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from busbar.workloads.serving.architecture import read_architecture
-from busbar.workloads.serving.loader import choose_dtypes, context_limit
+from busbar.workloads.serving.dtype_choice import choose_dtypes
+from busbar.workloads.serving.loader import context_limit
 from busbar.workloads.serving.settings import EngineSettings
 from busbar.workloads.serving.stream_load import WeightReader
 from busbar.workloads.serving.stream_plan import Needs

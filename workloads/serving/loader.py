@@ -22,6 +22,7 @@ from busbar.workloads.serving.blocks import BlockPool
 from busbar.workloads.serving.chat import ChatTemplate, load_chat_template
 from busbar.workloads.serving.core import EngineCore
 from busbar.workloads.serving.draft_load import DraftWeights, draft_shape, make_draft, read_draft
+from busbar.workloads.serving.dtype_choice import choose_dtypes, settled
 from busbar.workloads.serving.errors import (
     AdapterInvalid,
     MemoryTooSmall,
@@ -47,7 +48,6 @@ from busbar.workloads.serving.weights import Weights, load_weights
 log = logging.getLogger(__name__)
 CPU_KV_BYTES = 256 * 2**20
 GPU_KV_SHARE = 0.85
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,8 @@ class Loaded:
     """As what the layers' matrices are kept: a float dtype, int8 or int4."""
     weight_bytes: int
     kv_bytes: int
+    products: tuple[Trial, ...]
+    """What was tried to choose the dtype."""
     trials: tuple[Trial, ...]
     attention: str
     batch_invariant: bool
@@ -110,8 +112,9 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
         )
     template = load_chat_template(settings.model_dir)
     device = choose_device(settings.device)
-    weight_dtype, kv_dtype = choose_dtypes(settings.dtype, arch.dtype, device)
     torch.set_num_threads(settings.threads or usable_processors())
+    dtype, products = settled(settings.dtype, device)
+    weight_dtype, kv_dtype = choose_dtypes(dtype, arch.dtype, device)
     wanted = context_limit(settings, arch)
     draft_dir, draft_arch = settings.draft_dir, None
     if draft_dir is not None:
@@ -147,6 +150,7 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
         else settings.weights_dtype,
         weight_bytes=weights.bytes,
         kv_bytes=core.runner.cache.bytes,
+        products=tuple(products),
         trials=tuple(trials),
         attention=core.runner.decoder.attention_name,
         batch_invariant=invariant,
@@ -267,16 +271,6 @@ def choose_device(wanted: str) -> torch.device:
     if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
-
-
-def choose_dtypes(wanted: str, checkpoint: str, device: torch.device) -> tuple[torch.dtype, torch.dtype]:
-    """(weights, KV cache). On a CPU the cache is float32 always: bf16 attention is slow there."""
-    if checkpoint not in DTYPES:
-        raise ModelCorrupt(f"config.json: dtype {checkpoint!r} is none of {', '.join(DTYPES)}")
-    if device.type == "cpu":
-        return DTYPES["float32" if wanted == "auto" else wanted], torch.float32
-    weights = DTYPES[checkpoint if wanted == "auto" else wanted]
-    return weights, weights
 
 
 def context_limit(settings: EngineSettings, arch: Architecture) -> int:

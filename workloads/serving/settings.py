@@ -85,7 +85,7 @@ class EngineSettings:
     device: str = "auto"
     """auto, cpu or cuda."""
     dtype: str = "auto"
-    """auto, float32 or bfloat16. auto: float32 on a CPU (repeatable), the checkpoint's on a GPU."""
+    """auto, float32, bfloat16 or fastest. auto: float32 on a CPU (repeatable), the checkpoint's on a GPU."""
     weights_dtype: str = "auto"
     """auto, int8 or int4: of the layers' matrices in memory. auto: `dtype`. Everything else stays in `dtype`."""
     weights: str = "resident"
@@ -167,7 +167,7 @@ class EngineSettings:
                 raise SettingsError(f"{name} must be at least 1, not {value}")
         for name, allowed in (
             ("device", ("auto", "cpu", "cuda")),
-            ("dtype", ("auto", "float32", "bfloat16")),
+            ("dtype", ("auto", "float32", "bfloat16", "fastest")),
             ("weights", ("resident", "stream", "auto")),
             ("stream_unit", UNITS),
             ("weights_dtype", ("auto", "int8", "int4")),
