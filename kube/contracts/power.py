@@ -1,6 +1,6 @@
 """`GET /telemetry` and `POST /lease` of the node agents: what a node draws, and how much it may draw.
 
-The operator dials the agent on port 8094, and the agent dials nobody. The bearer is derived from the chart's power key
+The operator dials the agent on port 8094, and the agent dials nobody but its kubelet. The bearer is derived from the chart's power key
 and the node's name, so the agent needs no right in the cluster to check it. One process may answer for many nodes: the
 simulator does, under the name `simulated`.
 
@@ -40,6 +40,10 @@ Watts = Annotated[float, Field(ge=0, le=1e8, allow_inf_nan=False)]
 MOST_SEQUENCE = 2**53
 """Larger numbers are not exact in every JSON reader."""
 MOST_TTL_S = 60.0
+MOST_HOLDERS = 256
+"""Pods on one board."""
+PodName = Annotated[str, Field(min_length=3, max_length=317)]
+"""`namespace/name`."""
 
 
 class Backend(StrEnum):
@@ -78,9 +82,9 @@ class Meter(WireModel):
     """The limit in force, as read back; None: it has none, or none is known."""
     refuses: bool = False
     """It takes no limit from this agent, or draws more than its limit: it counts with its nameplate."""
-    pods: Annotated[tuple[Name, ...], Field(max_length=256)] | None = None
-    """Who holds it, as the node's kubelet says: `namespace/name` of each pod. Several share a board that is divided; empty:
-    nobody holds it; None: nobody says."""
+    pods: Annotated[tuple[PodName, ...], Field(max_length=MOST_HOLDERS)] | None = None
+    """Who holds it, as the node's kubelet says. Several share a board that is divided; empty: nobody holds it; None: nobody
+    says."""
 
 
 class LeaseState(StrEnum):

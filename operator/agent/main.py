@@ -52,6 +52,10 @@ def _guard(settings: Settings) -> None:
 async def _serve(settings: Settings) -> None:
     if settings.set_limits and not settings.lease_cert:
         raise SettingsError("BUSBAR_AGENT_SET_LIMITS needs BUSBAR_POWER_LEASE_CERT_FILE: who may send leases")
+    if settings.pod_resources_socket and settings.backend == "simulated":
+        raise SettingsError(
+            "BUSBAR_AGENT_POD_RESOURCES_SOCKET is for this node's own boards; these are simulated"
+        )
     try:
         agent = Agent(settings, probed(settings))
     except ValueError as error:

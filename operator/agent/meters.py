@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from busbar.kube.contracts.power import AgentReport, Backend, Meter, Probe
@@ -15,6 +16,7 @@ from busbar.kube.contracts.power import AgentReport, Backend, Meter, Probe
 from .limits import Limiter
 
 HOST = "host"
+NO_PODS: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
 class BackendAbsent(Exception):
@@ -92,8 +94,14 @@ def sampled(node: Node, clock_s: float) -> Node:
     return Node(node.name, node.epoch, node.boards, node.host, node.probes, counters, clock_s)
 
 
-def report(node: Node, limiter: Limiter | None = None) -> AgentReport:
-    """What the node says; without a limiter its boards may not be limited."""
+def report(
+    node: Node, limiter: Limiter | None = None, pods: Mapping[str, tuple[str, ...]] = NO_PODS
+) -> AgentReport:
+    """What the node says; without a limiter its boards may not be limited.
+
+    Args:
+        pods: on each board of which it is known who holds it.
+    """
     meters = {
         uuid: Meter(
             uuid=uuid,
@@ -103,6 +111,7 @@ def report(node: Node, limiter: Limiter | None = None) -> AgentReport:
             nameplate_watts=counter.sample.nameplate_w,
             limit_watts=limiter.limit_w(uuid) if limiter is not None else None,
             refuses=limiter is not None and uuid != HOST and limiter.refuses(uuid),
+            pods=pods.get(uuid),
         )
         for uuid, counter in node.counters.items()
     }

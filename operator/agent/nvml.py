@@ -55,6 +55,18 @@ class Nvml:
         except self._error as error:
             raise LimitFailed(f"{uuid}: {error}") from error
 
+    def board_of(self, uuid: str) -> str | None:
+        """The uuid of the board that a slice (MIG) is on; None: there is no such slice."""
+        try:
+            part = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+            return self._uuid(self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part))
+        except self._error:
+            return None
+
+    def _uuid(self, handle: Any) -> str:
+        uuid = self._nvml.nvmlDeviceGetUUID(handle)
+        return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
+
     def _limit(self, handle: Any, uuid: str, floor_w: float, nameplate_w: float) -> BoardLimit:
         try:
             default = self._nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
@@ -66,8 +78,7 @@ class Nvml:
 
     def _board(self, index: int) -> tuple[Any, str, float, float]:
         handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-        uuid = self._nvml.nvmlDeviceGetUUID(handle)
-        return handle, uuid.decode() if isinstance(uuid, bytes) else str(uuid), *self._limits(handle)
+        return handle, self._uuid(handle), *self._limits(handle)
 
     def _limits(self, handle: Any) -> tuple[float, float]:
         """(lowest limit, most that it can draw) in watts. A board that takes no limit has its nameplate for both."""

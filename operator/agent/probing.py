@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from busbar.kube.contracts.power import Backend, Probe
 
+from .board_pods import BoardPods
 from .limits import LimitedBoards
 from .meters import BackendAbsent, BoardsOrHost, Node
 from .nvml import Nvml
+from .pod_resources import PodResources
 from .rapl import Rapl
 from .settings import Settings
 from .simulated import FolderLimits, SimulatedBoards, SimulatedHost
@@ -48,6 +50,23 @@ def limited(settings: Settings, node: Node) -> LimitedBoards | None:
     if settings.set_limits and isinstance(boards, Nvml | SimulatedBoards):
         return boards
     return None
+
+
+def asked(
+    settings: Settings,
+    nodes: Sequence[Node],
+    uuids: Callable[[], Iterable[str]],
+    clock: Callable[[], float],
+) -> BoardPods | None:
+    """Who asks the kubelet which pods hold the boards; None where nobody is to ask it.
+
+    Args:
+        uuids: of the boards of this node.
+    """
+    if not settings.pod_resources_socket:
+        return None
+    slices = next((node.boards.board_of for node in nodes if isinstance(node.boards, Nvml)), lambda _: None)
+    return BoardPods(PodResources(Path(settings.pod_resources_socket)), uuids, slices, clock)
 
 
 def _boards(settings: Settings, name: str) -> SimulatedBoards:

@@ -20,6 +20,7 @@ from busbar.kube.contracts.power import (
     SIGNATURE,
     SIMULATOR,
     AgentAnswer,
+    AgentReport,
     LeaseAnswer,
     LeaseMessage,
     LeaseOrder,
@@ -32,8 +33,8 @@ from busbar.kube.contracts.power import (
 from . import heartbeat
 from .leases import LeaseRefused
 from .limits import Limiter
-from .meters import HOST, BackendAbsent, Node, report, sampled
-from .probing import limited
+from .meters import HOST, NO_PODS, BackendAbsent, Node, report, sampled
+from .probing import asked, limited
 from .settings import Settings
 from .signing import Verifier
 
@@ -60,7 +61,9 @@ class Agent:
             for node in nodes
             if (boards := limited(settings, node)) is not None
         }
-        self._told = {name: report(node, self._limiters.get(name)) for name, node in self._nodes.items()}
+        self._board_pods = asked(settings, nodes, self._uuids, clock)
+        self._told: dict[str, AgentReport] = {}
+        self._tell(self._nodes)
         self._failing: dict[str, str] = {}
         self._beat_s = -math.inf
         self._lock = threading.Lock()  # of the meters and limits: two threads use them
@@ -84,7 +87,16 @@ class Agent:
         self.port = self._runner.addresses[0][1]
 
     async def run(self) -> None:
-        """Reads the meters until cancelled."""
+        """Reads the meters, and asks the kubelet, until cancelled."""
+        asking = asyncio.create_task(self._board_pods.run()) if self._board_pods is not None else None
+        try:
+            await self._read()
+        finally:
+            if asking is not None:
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+
+    async def _read(self) -> None:
         while True:
             bursts = any(limiter.bursts for limiter in self._limiters.values())
             await asyncio.sleep(min(self._settings.period_s, BURST_S) if bursts else self._settings.period_s)
@@ -128,8 +140,12 @@ class Agent:
 
     def _tell(self, names: Iterable[str]) -> None:
         """Makes reports of one moment: the other thread serves them while this one goes on."""
-        told = {name: report(self._nodes[name], self._limiters.get(name)) for name in names}
+        pods = self._board_pods.now() if self._board_pods is not None else NO_PODS
+        told = {name: report(self._nodes[name], self._limiters.get(name), pods) for name in names}
         self._told = self._told | told
+
+    def _uuids(self) -> list[str]:
+        return [uuid for node in self._nodes.values() for uuid in node.counters if uuid != HOST]
 
     def _beat(self, leased: Iterable[str] = ()) -> None:
         """Tells the guard when limits were last as they should be, and which nodes are released but for these."""

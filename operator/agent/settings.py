@@ -33,6 +33,8 @@ class Settings:
     set_limits: bool = False
     # the operator's certificate for leases; with set_limits it is required
     lease_cert: bytes = setting(b"", own=False, file="BUSBAR_POWER_LEASE_CERT_FILE")
+    # the kubelet's PodResources socket, for which pod holds which board; empty: nobody is asked
+    pod_resources_socket: str = ""
     heartbeat_file: str = ""  # shared with the guard; empty: there is none
     guard_after_s: Positive = 1.0  # the guard lowers the boards when the heartbeat is older
 

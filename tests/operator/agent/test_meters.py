@@ -119,6 +119,12 @@ def test_nvml_limits_are_read_back_and_set_in_watts() -> None:
         Nvml(FakeNvml(nvmlDeviceGetPowerManagementDefaultLimit=NO)).limits()
 
 
+def test_nvml_names_the_board_of_a_slice() -> None:
+    answers = {"nvmlDeviceGetHandleByUUID": "part", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": "handle"}
+    assert Nvml(FakeNvml(**answers)).board_of("MIG-1") == "GPU-1"
+    assert Nvml(FakeNvml(**{**answers, "nvmlDeviceGetHandleByUUID": NO})).board_of("MIG-1") is None
+
+
 @pytest.mark.parametrize(
     "answers",
     [

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 import pytest
 from tests.operator.agent.boards import Clock
+from tests.operator.agent.kubelet import Kubelet, answer
 from tests.operator.agent.lease_keys import ANOTHER_KEY, CERTIFICATE
 from tests.operator.agent.lease_keys import KEY as SIGNING
 
@@ -27,6 +29,7 @@ from busbar.kube.contracts.power import (
 )
 from busbar.kube.errors import SettingsError
 from busbar.operator.agent import heartbeat
+from busbar.operator.agent.board_pods import KEPT_S
 from busbar.operator.agent.limits import BoardLimit
 from busbar.operator.agent.meters import BackendAbsent, Node, Sample
 from busbar.operator.agent.probing import probed
@@ -174,10 +177,12 @@ async def test_limits_that_fail_stop_the_heartbeat_and_meters_that_fail_do_not(t
 class Breaking:
     backend = Backend.NVML
     broken = False
+    samples = 0
 
     def sample(self, clock_s: float) -> Sequence[Sample]:
         if self.broken:
             raise BackendAbsent("the board fell off the bus")
+        self.samples += 1
         return SimulatedBoards("n", 1).sample(clock_s)
 
 
@@ -197,6 +202,54 @@ async def test_meters_that_cannot_be_read_keep_their_last_report_and_its_clock()
         _, body = await ask(agent, telemetry_bearer(KEY, "n"))
         assert AgentAnswer.model_validate_json(body).reports[0].clock_s == 3.0
     finally:
+        await agent.stop()
+
+
+async def test_the_pods_on_each_board_are_told_and_a_kubelet_that_hangs_delays_no_meter(
+    tmp_path: Path,
+) -> None:
+    socket, kubelet, clock = tmp_path / "kubelet.sock", Kubelet(), Clock()
+    kubelet.says = answer({"team/a": [("nvidia.com/gpu", "SIMULATED-n-0")]})
+    settings = replace(PLAYED, node="n", backend="probe", pod_resources_socket=str(socket), period_s=0.01)
+    boards = Breaking()
+    agent = Agent(settings, [Node("n", "e", boards, None, (), {}, 0.0)], clock)
+
+    async def tells(pods: tuple[str, ...] | None) -> bool:
+        for _ in range(400):
+            clock.now_s += 0.001
+            (told,) = AgentAnswer.model_validate_json((await ask(agent, bearer))[1]).reports
+            if told.boards[0].pods == pods:
+                return True
+            await asyncio.sleep(0.025)
+        return False
+
+    async def until(probe: Callable[[], bool]) -> bool:
+        for _ in range(400):
+            if probe():
+                return True
+            await asyncio.sleep(0.025)
+        return False
+
+    bearer = telemetry_bearer(KEY, "n")
+    await agent.start()
+    running = asyncio.create_task(agent.run())
+    try:
+        assert await tells(None), "nobody listens yet"
+        with kubelet.on(socket):
+            assert await tells(("team/a",))
+            kubelet.hangs, asked = True, kubelet.asked
+            assert await until(lambda: kubelet.asked > asked)
+            before = boards.samples
+            assert await until(lambda: boards.samples >= before + 10)
+            assert kubelet.asked - asked < 5, (
+                "meters that waited for the kubelet would be read once for each call"
+            )
+            assert await tells(("team/a",))
+            clock.now_s += KEPT_S
+            assert await tells(None)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
         await agent.stop()
 
 
