@@ -19,6 +19,7 @@ Labels = dict[str, str]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 OptionalDigest = Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64})?$")]
+Directory = Annotated[str, Field(max_length=253, pattern=r"^(/[A-Za-z0-9._-]+)*$")]
 HttpUrl = Annotated[str, Field(max_length=512, pattern=r"^(https?://[^\s]+)?$")]
 
 
@@ -395,6 +396,10 @@ class Agent(Section):
         default=False,
         description="Let agents limit boards, by docs/power.md: as root, with a guard beside each. "
         "Played nodes too. Nodes without limits get a taint.",
+    )
+    kubelet_dir: Directory = Field(
+        default="/var/lib/kubelet",
+        description="The kubelets' directory. Agents ask there, as root, which pods hold which boards; empty: they do not.",
     )
     resources: Resources = Field(
         default_factory=lambda: Resources(limits=Amounts(cpu="", memory="128Mi")),

@@ -14,6 +14,7 @@ from tests.charts.rendering import (
     environment,
     find,
     helm,
+    refusal,
     render,
     workloads,
 )
@@ -36,7 +37,8 @@ def test_agents_have_no_rights_and_no_token_and_are_reached_by_the_operator_alon
         pod = find(found, kind, name)["spec"]["template"]["spec"]
         assert pod["serviceAccountName"] == name
         assert pod["automountServiceAccountToken"] is False
-        assert [volume["name"] for volume in pod["volumes"]] == ["power-key"]
+        mounted = ["power-key", "pod-resources"] if kind == "DaemonSet" else ["power-key"]
+        assert [volume["name"] for volume in pod["volumes"]] == mounted
         ingress = find(found, "NetworkPolicy", name)["spec"]["ingress"]
         (source,) = ingress[0]["from"]
         assert source["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "operator"
@@ -129,7 +131,7 @@ def test_agents_that_may_set_limits_are_root_with_a_guard_and_nothing_else(
         "runAsGroup": 0,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    assert not any("hostPath" in volume for volume in pod["volumes"])
+    assert [volume["name"] for volume in pod["volumes"] if "hostPath" in volume] == ["pod-resources"]
     assert (pod["automountServiceAccountToken"], pod.get("hostPID"), pod.get("hostNetwork")) == (
         False,
         None,
@@ -152,6 +154,7 @@ def test_agents_that_may_set_limits_are_root_with_a_guard_and_nothing_else(
             next(mount for mount in container["volumeMounts"] if mount["name"] == "heartbeat").items()
         )
     assert "ports" not in guard
+    assert "pod-resources" not in [mount["name"] for mount in guard["volumeMounts"]]
     simulator = find(found, "Deployment", "busbar-power-simulator")["spec"]["template"]["spec"]
     assert simulator["securityContext"]["runAsNonRoot"] is True, "there is no driver to ask"
     given = environment(found, "busbar-power-simulator")
@@ -160,6 +163,33 @@ def test_agents_that_may_set_limits_are_root_with_a_guard_and_nothing_else(
     for kind, name in (("DaemonSet", "busbar-agent"), ("Deployment", "busbar-power-simulator")):
         off = environment(documents(render("busbar", *POWER)), name, kind)
         assert not {"BUSBAR_AGENT_SET_LIMITS", "BUSBAR_AGENT_HEARTBEAT_FILE"} & off.keys()
+
+
+@pytest.mark.parametrize("directory", ["/var/lib/kubelet", "/var/lib/k0s/kubelet", ""])
+def test_agents_mount_the_kubelets_socket_for_reading_and_without_it_are_not_root(
+    tmp_path: Path, directory: str
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("k" * 64)
+    found = documents(render("busbar", *POWER, f"power.agent.kubeletDir={directory}"))
+    pod = find(found, "DaemonSet", "busbar-agent")["spec"]["template"]["spec"]
+    given = environment(found, "busbar-agent", "DaemonSet")
+    read = agent_settings.load({**given, "BUSBAR_POWER_KEY_FILE": str(key), "NODE_NAME": "n"})
+    of_host = [volume["hostPath"] for volume in pod["volumes"] if "hostPath" in volume]
+    assert (pod["securityContext"]["runAsUser"] == 0) is bool(directory)
+    if not directory:
+        assert (of_host, read.pod_resources_socket) == ([], "")
+        return
+    assert of_host == [{"path": f"{directory}/pod-resources", "type": "DirectoryOrCreate"}]
+    (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "pod-resources"]
+    assert mount["readOnly"] is True
+    assert read.pod_resources_socket == f"{mount['mountPath']}/kubelet.sock"
+    assert pod["securityContext"].keys() == {"runAsUser", "runAsGroup", "seccompProfile"}
+
+
+def test_a_kubelets_directory_is_a_path_from_the_root() -> None:
+    for wrong in ("var/lib/kubelet", "/var/lib/kubelet/", "/var lib"):
+        assert "kubeletDir" in refusal("power.agent.enabled=true", f"power.agent.kubeletDir={wrong}")
 
 
 def test_agent_and_operator_read_the_environment_and_agree_on_address_and_owner(
