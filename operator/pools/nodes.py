@@ -41,6 +41,30 @@ def pool_of_node(node: Node, pools: Iterable[AcceleratorPool]) -> AcceleratorPoo
     return next(iter(pools_selecting(node, pools)), None)
 
 
+class NodePools:
+    """Remembers each node's pool as long as the node and the pools are the same."""
+
+    def __init__(self) -> None:
+        self._pools: tuple[AcceleratorPool, ...] = ()
+        self._of: dict[str, tuple[Node, AcceleratorPool | None]] = {}
+
+    def use(self, pools: tuple[AcceleratorPool, ...]) -> None:
+        """These are the pools from now on."""
+        if pools != self._pools:
+            self._pools, self._of = pools, {}
+
+    def pool(self, node: Node) -> AcceleratorPool | None:
+        known = self._of.get(node.name)
+        if known is None or known[0] is not node:
+            known = self._of[node.name] = node, pool_of_node(node, self._pools)
+        return known[1]
+
+    def resource(self, node: Node) -> str:
+        """The name under which pods request the node's accelerators; "": it is in no pool."""
+        pool = self.pool(node)
+        return pool.spec.resource_name if pool is not None else ""
+
+
 def unit_m(pool: AcceleratorPool) -> int:
     """Millicores of one accelerator of a CPU pool."""
     return max(1, quantity.to_millis(pool.spec.unit)) if pool.spec.is_cpu else 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from tests.operator.builders import pool
 from tests.operator.power.parts import told
 
 from busbar.kube.informer import Key
@@ -13,7 +14,14 @@ from busbar.operator.watch.projections import Node, Pod, Requests
 
 T = datetime(2026, 11, 1, tzinfo=UTC)
 WATTS = (100.0, 0.0)
-NODES = {Key("", "n1"): Node("n1", (), (), 8000, 32_000, 0, (("nvidia.com/gpu", 4),), True)}
+LABELS = (("gpus", "yes"),)
+DEVICES = (("nvidia.com/gpu", 4), ("rdma/hca", 8))
+NODES = {Key("", "n1"): Node("n1", LABELS, (), 8000, 32_000, 0, DEVICES, True)}
+POOLS = (
+    pool(
+        "gpu", resourceName="nvidia.com/gpu", accelerator="A100", memoryGib=80, nodeSelector={"gpus": "yes"}
+    ),
+)
 
 
 def reading(pods: dict[str, tuple[str, ...] | None] | None = None) -> Reading:
@@ -26,14 +34,14 @@ def reading(pods: dict[str, tuple[str, ...] | None] | None = None) -> Reading:
     return found
 
 
-def pod(name: str, boards: int, after_s: float = 0, phase: str = "Running") -> Pod:
-    requests = Requests(devices=(("nvidia.com/gpu", boards),))
+def pod(name: str, boards: int, after_s: float = 0, phase: str = "Running", network: int = 0) -> Pod:
+    requests = Requests(devices=(("nvidia.com/gpu", boards), ("rdma/hca", network)))
     return Pod(Key("team", name), name, phase, T + timedelta(seconds=after_s), "n1", requests)
 
 
 def held(holders: BoardHolders, *pods: Pod, of: Reading | None = None) -> dict[str, str]:
     """The names of the holders, by board."""
-    found = holders.look({"n1": of or reading()}, NODES, pods)["n1"]
+    found = holders.look({"n1": of or reading()}, NODES, pods, POOLS)["n1"]
     return {uuid: ",".join(key.name for key in keys) for uuid, keys in found.items() if keys}
 
 
@@ -57,9 +65,33 @@ def test_the_kubelet_says_it_where_there_is_one() -> None:
 
 
 def test_a_node_of_which_nobody_says_it_is_left_out() -> None:
-    assert BoardHolders().look({"n1": reading({"b0": ("team/a",)})}, NODES, ()) == {}
+    assert BoardHolders().look({"n1": reading({"b0": ("team/a",)})}, NODES, (), POOLS) == {}
 
 
 def test_a_simulated_node_with_slices_is_left_out() -> None:
-    slices = {Key("", "n1"): Node("n1", (), (), 8000, 32_000, 0, (("nvidia.com/mig-1g.10gb", 28),), True)}
-    assert BoardHolders().look({"n1": reading()}, slices, (pod("a", 1),)) == {}
+    slices = {Key("", "n1"): Node("n1", LABELS, (), 8000, 32_000, 0, (("nvidia.com/mig-1g.10gb", 28),), True)}
+    of_slices = (
+        pool(
+            "slices",
+            resourceName="nvidia.com/mig-1g.10gb",
+            accelerator="A100",
+            memoryGib=10,
+            nodeSelector={"gpus": "yes"},
+        ),
+    )
+    for pools in (POOLS, of_slices):
+        assert BoardHolders().look({"n1": reading()}, slices, (pod("a", 1),), pools) == {}
+
+
+def test_a_simulated_node_of_no_pool_is_left_out() -> None:
+    assert BoardHolders().look({"n1": reading()}, NODES, (pod("a", 1),), ()) == {}
+
+
+def test_network_devices_are_no_boards() -> None:
+    """Neither of the node nor of a pod of a gang."""
+    assert held(BoardHolders(), pod("a", 1, network=2), pod("b", 2, after_s=1, network=1)) == {
+        "b0": "a",
+        "b1": "b",
+        "b2": "b",
+    }
+    assert held(BoardHolders(), pod("network", 0, network=4)) == {}
