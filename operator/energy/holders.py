@@ -4,29 +4,33 @@ What counts are the devices that pods request from the node's pool: the kubelet 
 when the pod is bound until it has ended. Of slices (MIG) and shared boards it is the part of the node's devices.
 Pods that request none pay for nothing there. On nodes of a CPU pool cores count in their place, for the host alone.
 
+Where it is known which boards a pod holds (`on_boards`), these count in place of its part of the node's boards.
+
 Of a time that has passed without an operator (`over`), a pod holds its part from its start to its end. A pod that is
 gone meanwhile is not known any more: its part is nobody's.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from busbar.kube.informer import Key
 from busbar.kube.types import AcceleratorPool
-from busbar.operator.energy.shares import NOBODY, Holder, Owner
+from busbar.operator.energy.shares import NOBODY, HeldBoard, Holder, Owner
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING
-from busbar.operator.pools.nodes import pool_of_node
+from busbar.operator.pools.nodes import NodePools
+from busbar.operator.power.board_holders import Boards
 from busbar.operator.watch.projections import Node, Pod
 
 KINDS = {KIND_TRAINING: "job", KIND_SERVICE: "service"}
 
 
 class Holders:
-    """Remembers each node's pool as long as the node and the pools are the same."""
+    """Remembers the nodes' pools."""
 
     def __init__(self) -> None:
-        self._pools: tuple[AcceleratorPool, ...] = ()
-        self._of: dict[str, tuple[Node, AcceleratorPool | None]] = {}
+        self._pools = NodePools()
 
     def of(
         self,
@@ -41,13 +45,13 @@ class Holders:
             nodes: those that are metered, by name.
             tenant_of: tenants by namespace.
         """
-        self._use(pools)
+        self._pools.use(pools)
         found: dict[str, list[Holder]] = {}
         for pod in pods:
             node = nodes.get(pod.node)
             if node is None or pod.ended:
                 continue
-            boards, host = _parts(pod, node, self._resource(node))
+            boards, host = _parts(pod, node, self._pools.resource(node))
             if host > 0:
                 found.setdefault(node.name, []).append(Holder(_owner(pod, tenant_of), boards, host))
         return found
@@ -64,33 +68,46 @@ class Holders:
         Args:
             nodes: with the time's beginning and end, in seconds since 1970.
         """
-        self._use(pools)
+        self._pools.use(pools)
         found: dict[str, list[Holder]] = {}
         for pod in pods:
             if pod.node not in nodes:
                 continue
             node, begin_s, end_s = nodes[pod.node]
-            boards, host = _parts(pod, node, self._resource(node))
+            boards, host = _parts(pod, node, self._pools.resource(node))
             part = _part_of(pod, begin_s, end_s)
             if host * part > 0:
                 holder = Holder(_owner(pod, tenant_of), boards * part, host * part)
                 found.setdefault(node.name, []).append(holder)
         return found
 
-    def _use(self, pools: tuple[AcceleratorPool, ...]) -> None:
-        if pools != self._pools:
-            self._pools, self._of = pools, {}
+    def on_boards(
+        self, node: Node, boards: Boards, pods: Mapping[Key, Pod], tenant_of: Mapping[str, str]
+    ) -> dict[str, HeldBoard]:
+        """By board of a node: who holds it now, where that is known.
+
+        A pod of which nothing is known here, such as one that was deleted and is not gone yet, is nobody. Pods that share a
+        board hold of it what they request of the node's devices, divided by the boards that they are on.
+        """
+        resource = self._pools.resource(node)
+        on = Counter(key for keys in boards.values() for key in keys)
+        divided = node.device(resource) != len(boards)
+        found: dict[str, HeldBoard] = {}
+        for uuid, keys in boards.items():
+            parts: list[tuple[Owner, float]] = []
+            for key in keys:
+                pod = pods.get(key)
+                if pod is None or pod.node != node.name:
+                    parts.append((NOBODY, 1.0))
+                elif not pod.ended:
+                    part = pod.requests.device(resource) / on[key]
+                    parts.append((_owner(pod, tenant_of), part or 1.0))
+            found[uuid] = HeldBoard(tuple(parts), len(parts) > 1 or (divided and bool(parts)))
+        return found
 
     def pool(self, node: Node) -> AcceleratorPool | None:
         """The pool that the node was counted to at the last call of `of` or `over`."""
-        known = self._of.get(node.name)
-        if known is None or known[0] is not node:
-            known = self._of[node.name] = node, pool_of_node(node, self._pools)
-        return known[1]
-
-    def _resource(self, node: Node) -> str:
-        pool = self.pool(node)
-        return pool.spec.resource_name if pool is not None else ""
+        return self._pools.pool(node)
 
 
 def _parts(pod: Pod, node: Node, resource: str) -> tuple[float, float]:

@@ -25,7 +25,8 @@ from busbar.operator.energy.accounts import Accounts
 from busbar.operator.energy.checkpoint import Checkpoint, cut_of, metering_of
 from busbar.operator.energy.holders import Holders
 from busbar.operator.energy.metering import FILL_S, Metering, Step, rebased, step
-from busbar.operator.energy.shares import Charge, Holder, nobodys, shared
+from busbar.operator.energy.shares import NOT_KNOWN, Charge, HeldBoard, Holder, nobodys, shared
+from busbar.operator.power.board_holders import Boards
 from busbar.operator.power.energy import FeedEnergy
 from busbar.operator.power.membership import Membership
 from busbar.operator.power.metrics import PowerMetrics
@@ -60,8 +61,10 @@ class Ledger:
         """By a service's uid and a pool."""
         self.accounts = Accounts()
 
-    def tick(self, readings: Mapping[str, Reading], found: Membership, now_s: float) -> None:
-        """Books what was drawn since the last time; `now_s` is the clock of `Reading.at_s`."""
+    def tick(
+        self, readings: Mapping[str, Reading], found: Membership, now_s: float, boards: Mapping[str, Boards]
+    ) -> None:
+        """Books what was drawn since the last time, as `EnergyBook.tick` says."""
         caches = self._caches
         self._resumed = {name for name in self._resumed if Key("", name) in caches.nodes.items}
         self._nodes = {
@@ -79,10 +82,13 @@ class Ledger:
             looked = step(self._nodes.get(name), reading, now_s, self._fresh_s)
             self._nodes[name] = looked.metering
             if looked.drawn or looked.late:
-                charges = _charges(looked, reading, holders.get(name, ()))
+                pool = self._holders.pool(nodes[name]) if name in nodes else None
+                known = NOT_KNOWN
+                if pool is not None and name in boards and now_s - reading.at_s <= self._fresh_s:
+                    known = self._holders.on_boards(nodes[name], boards[name], caches.pods.items, tenant_of)
+                charges = _charges(looked, reading, holders.get(name, ()), known)
                 every += charges
                 self._book_feeds(charges, feeds_above(found, name))
-                pool = self._holders.pool(nodes[name]) if name in nodes else None
                 for charge in charges:
                     if pool is not None and charge.owner.kind == "service":
                         services[charge.owner.uid, pool.metadata.name] += charge.joules
@@ -249,8 +255,13 @@ def _joules(status: TrainingJobStatus | ModelServiceStatus | TenantStatus | None
     return usage.energy_joules if usage is not None else None
 
 
-def _charges(looked: Step, reading: Reading, holders: Sequence[Holder]) -> list[Charge]:
-    charges = shared(looked.drawn, holders, reading.boards_from, reading.host_from)
+def _charges(
+    looked: Step,
+    reading: Reading,
+    holders: Sequence[Holder],
+    known: Mapping[str, HeldBoard] = NOT_KNOWN,
+) -> list[Charge]:
+    charges = shared(looked.drawn, holders, reading.boards_from, reading.host_from, known)
     return charges + nobodys(looked.late, reading.boards_from)
 
 

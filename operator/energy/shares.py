@@ -1,22 +1,27 @@
 """The joules of one node, shared among those who hold its boards. Pure.
 
-Which board is whose is not known, only how many each pod holds. So:
+Where it is known which boards each pod holds, the joules of a board are its holder's, and nobody's where nobody holds it. Those
+of a board that is divided, into slices or in time, are shared by the pods on it, and marked estimated.
+
+Elsewhere only is known how many boards each pod holds. So:
 
 * boards that nobody holds are those that draw the least; their idle draw is nobody's;
 * the other boards are shared by the number held. A holder so pays once for the idle draw of what it holds;
-* the host's joules are shared by the part of all boards that each holds, on a node of a CPU pool by the part of its
-  cores that each requests, and the rest is nobody's.
 
-Only a node whose boards are all held by one pod, or all by nobody, has joules that are known to be its holder's; where
-boards are shared, the joules are marked estimated. Those of simulated nodes are marked simulated in any case.
+Then only a node whose boards are all held by one pod, or all by nobody, has joules that are known to be its holder's; where
+boards are shared, the joules are marked estimated.
+
+The host's joules are shared in any case by the part of all boards that each holds, on a node of a CPU pool by the part of its
+cores that each requests, and the rest is nobody's. Joules of simulated nodes are marked simulated in any case.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 from busbar.kube.contracts.power import Backend
 from busbar.operator.energy.metering import Drawn
@@ -60,6 +65,16 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldBoard:
+    """A board of which it is known who holds it."""
+
+    parts: tuple[tuple[Owner, float], ...]
+    """Of each pod on it: the owner, and how much of the board it holds beside the others; empty: nobody holds it."""
+    divided: bool
+    """Slices of it are held, or times: a pod alone on it need not hold all of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Charge:
     """Joules of one owner."""
 
@@ -68,27 +83,63 @@ class Charge:
     source: Source
 
 
+Sums = defaultdict[tuple[Owner, Source], float]
+NOT_KNOWN: Mapping[str, HeldBoard] = MappingProxyType({})
+
+
 def shared(
-    drawn: Sequence[Drawn], holders: Sequence[Holder], boards_from: Backend, host_from: Backend
+    drawn: Sequence[Drawn],
+    holders: Sequence[Holder],
+    boards_from: Backend,
+    host_from: Backend,
+    known: Mapping[str, HeldBoard] = NOT_KNOWN,
 ) -> list[Charge]:
-    """Everything that was drawn, each joule once."""
-    sums: defaultdict[tuple[Owner, Source], float] = defaultdict(float)
+    """Everything that was drawn, each joule once.
+
+    Args:
+        known: who holds which board; it counts if all boards are in it.
+    """
+    sums: Sums = defaultdict(float)
     boards = [d for d in drawn if d.meter != HOST]
     host = [d for d in drawn if d.meter == HOST]
-    for meters, parts, backend, measured in (
-        (boards, [(h.owner, h.boards) for h in holders], boards_from, Source.COUNTER),
-        (host, [(h.owner, h.host) for h in holders], host_from, Source.RAPL),
-    ):
-        held = sum(part for _, part in parts)
-        owners = sum(part > 0 for _, part in parts)
-        whole = not owners or (owners == 1 and held > 1 - NEARLY)
-        for sure, of_holders, of_nobody in _split(meters, min(1.0, held), whole=whole):
-            source = _source(backend, measured, sure=sure)
-            for owner, part in parts:
-                if part > 0:
-                    sums[owner, source] += of_holders * part / held
-            sums[NOBODY, source] += of_nobody
+    if all(board.meter in known for board in boards):
+        _add_boards(sums, boards, known, boards_from)
+    else:
+        _add_parts(sums, boards, [(h.owner, h.boards) for h in holders], boards_from, Source.COUNTER)
+    _add_parts(sums, host, [(h.owner, h.host) for h in holders], host_from, Source.RAPL)
     return [Charge(owner, joules, source) for (owner, source), joules in sums.items() if joules > 0]
+
+
+def _add_boards(
+    sums: Sums, boards: Iterable[Drawn], known: Mapping[str, HeldBoard], backend: Backend
+) -> None:
+    """Each board to its holders."""
+    for board in boards:
+        held = known[board.meter]
+        source = _source(backend, Source.COUNTER, sure=board.measured and not held.divided)
+        parts = held.parts or ((NOBODY, 1.0),)
+        whole = sum(part for _, part in parts)
+        for owner, part in parts:
+            sums[owner, source] += board.joules * part / whole
+
+
+def _add_parts(
+    sums: Sums,
+    meters: Iterable[Drawn],
+    parts: Sequence[tuple[Owner, float]],
+    backend: Backend,
+    measured: Source,
+) -> None:
+    """All meters together, by the part of them that each holds."""
+    held = sum(part for _, part in parts)
+    owners = sum(part > 0 for _, part in parts)
+    whole = not owners or (owners == 1 and held > 1 - NEARLY)
+    for sure, of_holders, of_nobody in _split(meters, min(1.0, held), whole=whole):
+        source = _source(backend, measured, sure=sure)
+        for owner, part in parts:
+            if part > 0:
+                sums[owner, source] += of_holders * part / held
+        sums[NOBODY, source] += of_nobody
 
 
 def _split(drawn: Iterable[Drawn], held: float, *, whole: bool) -> list[tuple[bool, float, float]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from busbar.kube.types.power_domain import PowerDomainStatus
+from busbar.operator.power.board_holders import Boards
 from busbar.operator.power.membership import Membership
 from busbar.operator.power.readings import Reading
 
@@ -22,8 +23,15 @@ class FeedEnergy:
 class EnergyBook(Protocol):
     """Books joules."""
 
-    def tick(self, readings: Mapping[str, Reading], found: Membership, now_s: float) -> None:
-        """Books what was drawn since the last time; `now_s` is the clock of `Reading.at_s`."""
+    def tick(
+        self, readings: Mapping[str, Reading], found: Membership, now_s: float, boards: Mapping[str, Boards]
+    ) -> None:
+        """Books what was drawn since the last time.
+
+        Args:
+            now_s: the clock of `Reading.at_s`.
+            boards: of each node of which it is known, which pods hold which board.
+        """
 
     def feed(self, uid: str, told: PowerDomainStatus | None) -> FeedEnergy | None:
         """The totals of a PowerDomain with this status; None: nothing was ever measured there."""

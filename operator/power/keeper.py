@@ -25,6 +25,7 @@ from busbar.kube.types.reasons import ConditionType
 from busbar.operator.decisions import Decision
 from busbar.operator.errors import Fenced, LaneFull
 from busbar.operator.pods.engine_image import EngineImage
+from busbar.operator.power.board_holders import BoardHolders, Boards
 from busbar.operator.power.board_limits import HeldNodes
 from busbar.operator.power.draw import Draw, Overrun, draw_of, watched
 from busbar.operator.power.energy import EnergyBook
@@ -120,6 +121,9 @@ class PowerKeeper:
         self._settings, self._metrics, self._clock = settings, metrics, clock
         self._membership: Membership | None = None
         self._energy = energy
+        self._board_holders = BoardHolders()
+        self.boards: Mapping[str, Boards] = {}
+        """Which pods hold which board, by node; a node is left out if nobody says it."""
         self.gatherer = Gatherer(settings, clock)
         self.lessor = Lessor(settings, metrics, clock)
         self.preemptions = Preemptions(
@@ -175,9 +179,10 @@ class PowerKeeper:
         passed_s = min(max(0.0, now_s - self._ticked_s), LONGEST_TICK_S)
         self._began_s, self._ticked_s = min(self._began_s, now_s), now_s
         found = self.membership
+        pods, pools = caches.pods.items.values(), tuple(caches.pools.items.values())
+        self.boards = self._board_holders.look(gatherer.readings, caches.nodes.items, pods, pools)
         if self._energy is not None:
-            self._energy.tick(gatherer.readings, found, now_s)
-        pods = caches.pods.items.values()
+            self._energy.tick(gatherer.readings, found, now_s, self.boards)
         draws = replica_draws(gatherer.readings, pods, self._replicas, self._own_replicas, fresh_from_s)
         self.draws.look(draws, now_s)
         self.preemptions.look(found, gatherer.readings, self.lessor.counted_w, now_s)

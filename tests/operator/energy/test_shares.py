@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from busbar.kube.contracts.power import Backend
 from busbar.operator.energy.metering import Drawn
-from busbar.operator.energy.shares import NOBODY, Charge, Holder, Owner, Source, shared
+from busbar.operator.energy.shares import NOBODY, Charge, HeldBoard, Holder, Owner, Source, shared
 from busbar.operator.power.readings import HOST
 
+Known = Mapping[str, HeldBoard]
 A, B = Owner("a", "job", "uid-a"), Owner("b", "service", "uid-b")
 
 
@@ -25,11 +28,54 @@ def drawn(*boards: float, host: float = 0.0, measured: bool = True) -> list[Draw
 
 
 def charges(
-    of: list[Drawn], *holders: Holder, backend: Backend = Backend.NVML
+    of: list[Drawn], *holders: Holder, backend: Backend = Backend.NVML, known: Known | None = None
 ) -> dict[tuple[Owner, Source], float]:
     host = Backend.SIMULATED if backend is Backend.SIMULATED else Backend.RAPL
-    found: list[Charge] = shared(of, holders, backend, host)
+    found: list[Charge] = shared(of, holders, backend, host, known or {})
     return {(charge.owner, charge.source): round(charge.joules, 6) for charge in found}
+
+
+def on(*owners: Owner, divided: bool = False) -> HeldBoard:
+    return HeldBoard(tuple((owner, 1.0) for owner in owners), divided or len(owners) > 1)
+
+
+def test_boards_whose_holder_is_known_are_charged_to_it_by_their_own_counters() -> None:
+    """The idle board is its holder's, and the busy one that nobody holds is nobody's."""
+    of = drawn(60.0, 400.0, 300.0, 70.0, host=400.0)
+    known = {"b0": on(A), "b1": on(), "b2": on(B), "b3": on(A)}
+    assert charges(of, holds(A, 0.5), holds(B, 0.25), known=known) == {
+        (A, Source.COUNTER): 130.0,
+        (B, Source.COUNTER): 300.0,
+        (NOBODY, Source.COUNTER): 400.0,
+        (A, Source.ESTIMATED): 200.0,
+        (B, Source.ESTIMATED): 100.0,
+        (NOBODY, Source.ESTIMATED): 100.0,
+    }
+
+
+def test_a_divided_board_is_shared_by_those_on_it_and_estimated() -> None:
+    known = {
+        "b0": HeldBoard(((A, 1.0), (B, 3.0)), divided=True),
+        "b1": on(A, divided=True),
+        "b2": on(B),
+    }
+    assert charges(drawn(400.0, 100.0, 50.0), holds(A, 0.5), holds(B, 0.5), known=known) == {
+        (A, Source.ESTIMATED): 200.0,
+        (B, Source.ESTIMATED): 300.0,
+        (B, Source.COUNTER): 50.0,
+    }
+
+
+def test_what_a_gap_is_filled_with_is_estimated_though_the_holder_is_known() -> None:
+    found = charges(drawn(100.0, 100.0, measured=False), holds(A, 0.5), known={"b0": on(A), "b1": on()})
+    assert found == {(A, Source.ESTIMATED): 100.0, (NOBODY, Source.ESTIMATED): 100.0}
+    invented = charges(drawn(100.0), holds(A, 1.0), backend=Backend.SIMULATED, known={"b0": on(A)})
+    assert invented == {(A, Source.SIMULATED): 100.0}
+
+
+def test_a_board_that_is_missing_in_what_is_known_makes_the_number_count() -> None:
+    of = drawn(100.0, 300.0)
+    assert charges(of, holds(A, 0.5), known={"b0": on(A)}) == charges(of, holds(A, 0.5))
 
 
 def test_whoever_holds_all_boards_pays_what_they_counted() -> None:
@@ -86,13 +132,27 @@ def test_what_a_gap_is_filled_with_is_estimated() -> None:
     boards=st.lists(st.floats(0, 1e6), max_size=8),
     host=st.floats(0.001, 1e6),
     parts=st.lists(st.floats(0, 0.6), max_size=6),
+    known=st.lists(
+        st.tuples(st.lists(st.tuples(st.integers(0, 3), st.floats(0.01, 8)), max_size=3), st.booleans()),
+        max_size=8,
+    ),
+    measured=st.booleans(),
 )
 def test_every_joule_is_somebodys_or_nobodys_once(
-    boards: list[float], host: float, parts: list[float]
+    boards: list[float],
+    host: float,
+    parts: list[float],
+    known: list[tuple[list[tuple[int, float]], bool]],
+    measured: bool,
 ) -> None:
-    of = drawn(*boards, host=host)
-    found = shared(
-        of, [holds(Owner(str(i), "job"), p) for i, p in enumerate(parts)], Backend.NVML, Backend.RAPL
-    )
+    """Whether it is known who holds all boards, some of them or none."""
+    owners = [Owner(str(i), "job") for i in range(6)]
+    of = drawn(*boards, host=host, measured=measured)
+    held = {
+        f"b{i}": HeldBoard(tuple(((NOBODY, *owners)[who], part) for who, part in on_it), divided)
+        for i, (on_it, divided) in enumerate(known)
+    }
+    holders = [holds(owner, part) for owner, part in zip(owners, parts, strict=False)]
+    found = shared(of, holders, Backend.NVML, Backend.RAPL, held)
     assert sum(charge.joules for charge in found) == pytest.approx(sum(each.joules for each in of))
     assert all(charge.joules > 0 for charge in found)
