@@ -21,8 +21,10 @@ from .pod_resources import Device, KubeletSilent
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
-KEPT_S = 5.0
-"""An answer counts for so long: nobody is given other boards in the moment in which one answer is missed."""
+KEPT_S = 10.0
+"""An answer counts for so long: while the kubelet restarts, nobody is given other boards."""
+SETTLED_S = 5.0
+"""A kubelet must have answered for so long: one that has just started leaves out pods that it does not know yet."""
 RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
 """With these names begin the resources under which device plugins offer boards and their slices."""
 IDS = ("GPU-", "MIG-")
@@ -88,6 +90,7 @@ class BoardPods:
         self._kubelet, self._boards, self._board_of, self._clock = kubelet, boards, board_of, clock
         self._found: tuple[float, Mapping[str, tuple[str, ...]]] = -math.inf, {}
         self._why: str | None = None
+        self._silent_s = clock()
 
     def now(self) -> Mapping[str, tuple[str, ...]]:
         """By board; empty: it is not known."""
@@ -100,8 +103,12 @@ class BoardPods:
         if not boards:
             return
         try:
-            self._found = asked_s, board_pods(boards, self._kubelet.devices(), self._board_of)
+            devices = self._kubelet.devices()
+            if asked_s - self._silent_s < SETTLED_S:
+                return
+            self._found = asked_s, board_pods(boards, devices, self._board_of)
         except KubeletSilent as error:
+            self._silent_s = asked_s
             self._tell(SILENT, str(error))
         except BoardsUnknown as error:
             self._found = -math.inf, {}

@@ -84,6 +84,8 @@ class PodResources:
 
     def __init__(self, socket: Path, timeout_s: float = TIMEOUT_S) -> None:
         classes = described("v1", MESSAGES)
+        self._socket = socket
+        self._made: tuple[int, int] | None = None
         options = [(f"grpc.{name}_reconnect_backoff_ms", RECONNECT_MS) for name in ("initial", "min", "max")]
         self._channel = grpc.insecure_channel(f"unix:{socket}", options=options)
         self._list = self._channel.unary_unary(
@@ -94,7 +96,17 @@ class PodResources:
         self._request, self._timeout_s = classes["ListPodResourcesRequest"](), timeout_s
 
     def devices(self) -> list[Device]:
-        """All devices that pods hold. It takes `timeout_s` at most. Raises KubeletSilent."""
+        """All devices that pods hold. It takes `timeout_s` at most.
+
+        Raises KubeletSilent, also once where the kubelet is another one than at the last call.
+        """
+        try:
+            found = self._socket.stat()
+        except OSError as error:
+            raise KubeletSilent(str(error)) from error
+        before, self._made = self._made, (found.st_ino, found.st_ctime_ns)
+        if before not in (None, self._made):
+            raise KubeletSilent("it has just started")
         try:
             answer = self._list(self._request, timeout=self._timeout_s)
         except grpc.RpcError as error:

@@ -13,7 +13,7 @@ from tests.operator.agent.boards import Clock
 from tests.operator.agent.kubelet import Held, Kubelet, answer, within
 
 from busbar.kube.contracts.power import MOST_HOLDERS
-from busbar.operator.agent.board_pods import KEPT_S, BoardPods, BoardsUnknown, board_pods
+from busbar.operator.agent.board_pods import KEPT_S, SETTLED_S, BoardPods, BoardsUnknown, board_pods
 from busbar.operator.agent.pod_resources import Device, KubeletSilent, PodResources
 
 GPU = "nvidia.com/gpu"
@@ -65,7 +65,7 @@ def test_a_kubelet_that_hangs_is_given_up(path: Path, asked: PodResources) -> No
 
 
 def test_a_socket_that_nobody_serves_is_silence(path: Path, asked: PodResources) -> None:
-    assert silent(asked, "UNAVAILABLE")
+    assert silent(asked, "No such file")
     with socket.socket(socket.AF_UNIX) as listener:  # it takes connections and never says a word
         listener.bind(str(path))
         listener.listen()
@@ -78,11 +78,22 @@ def test_a_kubelet_that_comes_back_is_asked_again(path: Path, asked: PodResource
     kubelet = Kubelet()
     with kubelet.on(path):
         assert asked.devices() == []
-    assert silent(asked, "UNAVAILABLE")
+    assert silent(asked, "")
     kubelet.says = answer({"team/a": [(GPU, "GPU-0")]})
     with kubelet.on(path):
         assert within(200, lambda: not silent(asked, ""))
         assert [device.pod for device in asked.devices()] == ["team/a"]
+
+
+def test_a_kubelet_that_was_never_away_for_a_call_but_is_another_one_is_noticed(
+    path: Path, asked: PodResources
+) -> None:
+    kubelet = Kubelet()
+    with kubelet.on(path):
+        assert asked.devices() == []
+    with kubelet.on(path):
+        assert silent(asked, "it has just started")
+        assert within(200, lambda: not silent(asked, ""))
 
 
 @pytest.mark.parametrize("wrong", [b"\x0a\xff", b"\x0a\x03\x0a\x01\xff"], ids=["cut off", "no text"])
@@ -161,17 +172,25 @@ def test_an_answer_counts_for_seconds_and_what_changed_is_logged_once(
     caplog.set_level(logging.INFO)
     clock, kubelet = Clock(), Says()
     pods = BoardPods(kubelet, lambda: ("GPU-0",), lambda _: None, clock)
-    assert pods.now() == {}
+    pods.ask()
+    assert pods.now() == {}, "it may have just started"
+    clock.now_s += SETTLED_S
     pods.ask()
     assert pods.now() == {"GPU-0": ("team/a",)}
-    for second in range(3):
+    for second in range(4):
         kubelet.says = KubeletSilent(f"UNAVAILABLE: no, for the {second}th time")
-        clock.now_s += KEPT_S / 3
+        clock.now_s += KEPT_S / 4
         pods.ask()
     assert pods.now() == {"GPU-0": ("team/a",)}
     clock.now_s += 0.1
     assert pods.now() == {}
+    kubelet.says = []
+    for _ in range(3):  # it has started anew, and does not know its pods yet
+        clock.now_s += SETTLED_S / 4
+        pods.ask()
+        assert pods.now() == {}
     kubelet.says = [Device("team/b", GPU, "GPU-0")]
+    clock.now_s += SETTLED_S / 4
     pods.ask()
     assert pods.now() == {"GPU-0": ("team/b",)}
     kubelet.says = [Device("team/b", GPU, "nvidia0")]
