@@ -42,7 +42,8 @@ MOST_SEQUENCE = 2**53
 MOST_TTL_S = 60.0
 MOST_HOLDERS = 256
 """Pods on one board."""
-PodName = Annotated[str, Field(min_length=3, max_length=317)]
+MOST_POD_NAME = 317
+PodName = Annotated[str, Field(min_length=1, max_length=MOST_POD_NAME)]
 """`namespace/name`."""
 
 

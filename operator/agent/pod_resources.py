@@ -14,6 +14,8 @@ from typing import Any
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from busbar.kube.contracts.power import MOST_POD_NAME
+
 LIST = "/v1.PodResourcesLister/List"
 TIMEOUT_S = 1.0
 RECONNECT_MS = 1000
@@ -115,11 +117,18 @@ class PodResources:
             device
             for pod in answer.pod_resources
             for container in pod.containers
-            for device in _held(f"{pod.namespace}/{pod.name}", container)
+            for device in _held(_name(pod), container)
         ]
 
     def close(self) -> None:
         self._channel.close()
+
+
+def _name(pod: Any) -> str:
+    name = f"{pod.namespace}/{pod.name}"
+    if not (pod.namespace and pod.name) or len(name) > MOST_POD_NAME:
+        raise KubeletSilent(f"its answer has a pod named {name[:MOST_POD_NAME]!r}")
+    return name
 
 
 def _held(pod: str, container: Any) -> list[Device]:

@@ -12,7 +12,7 @@ import pytest
 from tests.operator.agent.boards import Clock
 from tests.operator.agent.kubelet import Held, Kubelet, answer, within
 
-from busbar.kube.contracts.power import MOST_HOLDERS
+from busbar.kube.contracts.power import MOST_HOLDERS, MOST_POD_NAME
 from busbar.operator.agent.board_pods import KEPT_S, SETTLED_S, BoardPods, BoardsUnknown, board_pods
 from busbar.operator.agent.pod_resources import Device, KubeletSilent, PodResources
 
@@ -102,6 +102,18 @@ def test_an_answer_that_cannot_be_read_is_silence(path: Path, asked: PodResource
     kubelet.says = wrong
     with kubelet.on(path):
         assert silent(asked, "INTERNAL")
+
+
+@pytest.mark.parametrize("name", ["/", "team/", "/a", f"team/{'a' * 313}"])
+def test_an_answer_with_a_pod_that_cannot_be_told_is_silence(
+    path: Path, asked: PodResources, name: str
+) -> None:
+    kubelet = Kubelet()
+    kubelet.says = answer({name: [(GPU, "GPU-0")]})
+    with kubelet.on(path):
+        assert silent(asked, "its answer has a pod named")
+        kubelet.says = answer({f"team/{'a' * 312}": [(GPU, "GPU-0")]})
+        assert len(asked.devices()[0].pod) == MOST_POD_NAME
 
 
 def found(held: Held) -> dict[str, tuple[str, ...]]:
