@@ -37,6 +37,9 @@ SIMULATOR = "simulated"
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 Text = Annotated[str, Field(max_length=253)]
 Watts = Annotated[float, Field(ge=0, le=1e8, allow_inf_nan=False)]
+Part = Annotated[float, Field(gt=0, le=1)]
+MOST_BOARDS = 64
+"""Of one node."""
 MOST_SEQUENCE = 2**53
 """Larger numbers are not exact in every JSON reader."""
 MOST_TTL_S = 60.0
@@ -127,7 +130,7 @@ class AgentReport(WireModel):
     """The agent's monotonic clock when it read the meters."""
     boards_from: Backend
     host_from: Backend
-    boards: Annotated[tuple[Meter, ...], Field(max_length=64)] = ()
+    boards: Annotated[tuple[Meter, ...], Field(max_length=MOST_BOARDS)] = ()
     host: Meter | None = None
     probes: Annotated[tuple[Probe, ...], Field(max_length=8)] = ()
     limits: LimitsReport | None = None
@@ -158,9 +161,13 @@ class LeaseMessage(WireModel):
     """Depth of the node's bucket in joules: the lease bounds the mean, and the emptier the bucket, the nearer are the
     boards' limits to the lease. 0: the limits alone keep the lease."""
 
-    board_part: Annotated[float, Field(gt=0, le=1)] = 1.0
+    board_part: Part = 1.0
     """What each board may draw at most, as a part of its nameplate, however much the lease leaves; not less than its
     lowest limit. Below 1 where the job that holds the boards was admitted under a power cap."""
+    board_parts: dict[Name, Part] = Field(default_factory=dict, max_length=MOST_BOARDS)
+    """The same of single boards, by uuid, where pods under different caps share the node; `board_part` is that of the others.
+    An agent that does not know this field ignores it and holds all boards to `board_part`. It says of no board who holds it
+    either, so nothing depends on its parts; the lease bounds what its boards draw in any case."""
 
     @property
     def releases(self) -> bool:

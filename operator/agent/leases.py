@@ -6,7 +6,8 @@ as the controller counts it, because the boards need that time to be lowered.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from busbar.kube.contracts.power import LeaseMessage, LeaseState
 
@@ -27,12 +28,18 @@ class Held:
     burst_j: float = 0.0
     """Depth of the bucket; 0: none."""
     board_part: float = 1.0
-    """Of its nameplate, the most for each board."""
+    """Of its nameplate, the most for each board that `board_parts` does not name."""
+    board_parts: Mapping[str, float] = field(default_factory=dict)
+    """The same of single boards, by uuid."""
 
     @property
     def boards_w(self) -> float:
         """What a lease leaves to the boards."""
         return self.watts - self.host_w
+
+    def part(self, uuid: str) -> float:
+        """Of its nameplate, the most for this board."""
+        return self.board_parts.get(uuid, self.board_part)
 
 
 class LeaseRefused(Exception):
@@ -64,6 +71,7 @@ def taken(held: Held, epoch: str, message: LeaseMessage, clock_s: float) -> Held
         until_s,
         message.burst_j,
         message.board_part,
+        message.board_parts,
     )
 
 

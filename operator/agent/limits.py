@@ -5,7 +5,8 @@ not the one written last is a conflict: somebody else writes limits, or the driv
 it is too high, and for a minute not raised. A board counts with its nameplate, and the others share what is left, while
 it takes no limit or draws clearly more than its limit.
 
-A lease may say that no board gets more than a part of its nameplate: the job on them has a power cap.
+A lease may say that no board, or that single boards, get more than a part of their nameplates: those who hold them have
+power caps. What a board may not have goes to the others, as far as the lease and their own parts let them.
 
 A lease with a bucket (`bucket.py`) bounds the mean: the fuller the bucket, the nearer are the limits to the defaults.
 """
@@ -201,8 +202,8 @@ class Limiter:
         return Board(board.uuid, board.floor_w, self._most_w(board), want_w)
 
     def _most_w(self, board: BoardLimit) -> float:
-        """No lease raises above the default, nor above the cap of the job that holds the boards."""
-        return max(board.floor_w, min(self.held.board_part * board.nameplate_w, board.default_w))
+        """No lease raises above the default, nor above the cap of who holds the board."""
+        return max(board.floor_w, min(self.held.part(board.uuid) * board.nameplate_w, board.default_w))
 
     def _waits(self, uuid: str, now_s: float) -> bool:
         """Whether the board has just refused a limit, and is not asked again yet."""

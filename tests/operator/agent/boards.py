@@ -79,11 +79,16 @@ def lease(
 
 
 def capped(
-    watts: float, sequence: int, part: float, clock_s: float = 1000.0, burst_j: float = 0.0
+    watts: float,
+    sequence: int,
+    part: float,
+    clock_s: float = 1000.0,
+    burst_j: float = 0.0,
+    **parts: float,
 ) -> LeaseMessage:
-    """The same under which no board gets more than a part of its nameplate."""
+    """The same under which no board gets more than a part of its nameplate, these boards parts of their own."""
     told = lease(watts, sequence, clock_s)
-    return told.model_copy(update={"board_part": part, "burst_j": burst_j})
+    return told.model_copy(update={"board_part": part, "burst_j": burst_j, "board_parts": parts})
 
 
 def release(sequence: int, epoch: str = EPOCH) -> LeaseMessage:

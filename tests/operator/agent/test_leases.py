@@ -65,10 +65,18 @@ def test_only_a_release_releases_and_the_sequence_outlives_every_state() -> None
         ({"sequence": 0}, {"sequence": 1}),
         ({"sequence": 2**53 + 1}, {"sequence": 2**53}),
         ({"clockS": math.nan}, {"clockS": 0.0}),
+        ({"boardPart": 0.0}, {"boardPart": 0.01}),
+        ({"boardParts": {"a": 0.0}}, {"boardParts": {"a": 0.01}}),
+        ({"boardParts": {"a": 1.01}}, {"boardParts": {"a": 1.0}}),
+        ({"boardParts": {"": 0.5}}, {"boardParts": {}}),
+        (
+            {"boardParts": {f"b{i}": 0.5 for i in range(65)}},
+            {"boardParts": {f"b{i}": 0.5 for i in range(64)}},
+        ),
     ],
 )
 def test_impossible_numbers_are_refused_and_their_neighbours_are_not(
-    change: dict[str, float | None], fine: dict[str, float | None]
+    change: dict[str, object], fine: dict[str, object]
 ) -> None:
     base = {"node": "n", "epoch": EPOCH, "sequence": 1, "watts": 1.0, "ttlS": 10.0}
     LeaseMessage.model_validate({**base, **fine})

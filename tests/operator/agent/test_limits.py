@@ -217,3 +217,45 @@ def test_no_board_gets_more_than_the_cap_of_its_job_however_much_the_lease_leave
     assert made.boards.total_w == 400.0, "a lease that has ended is the standing cap"
     made.lease(9000.0, 5)
     assert made.boards.total_w == 1600.0
+
+
+@pytest.mark.parametrize("burst_j", [0.0, 1e6])
+def test_a_board_is_held_to_its_own_part_and_leaves_the_rest_of_the_lease_to_the_others(
+    burst_j: float,
+) -> None:
+    made = Made()
+    made.limiter.take(capped(9000.0, 1, 1.0, made.clock.now_s, burst_j, a=0.5, b=0.7))
+    assert [made.boards.limit_w(name) for name in "abcd"] == [200.0, 280.0, 400.0, 400.0]
+    made.limiter.take(capped(1500.0, 2, 1.0, made.clock.now_s, a=0.5, b=0.5))
+    low, also, high, too = (made.boards.limit_w(name) for name in "abcd")
+    assert low == also <= 200.0 < high == too <= 400.0
+    assert 990.0 <= made.boards.total_w <= 1000.0, "what two may not have is not left over"
+    made.limiter.take(capped(9000.0, 3, 0.8, made.clock.now_s, burst_j, a=1.0, gone=0.3))
+    assert [made.boards.limit_w(name) for name in "abcd"] == [400.0, 320.0, 320.0, 320.0]
+    made.limiter.take(capped(9000.0, 4, 1.0, made.clock.now_s, burst_j))
+    assert made.boards.total_w == 1600.0, "parts are those of one message"
+
+
+@settings(derandomize=True, max_examples=40, deadline=None)
+@given(st.integers(0, 10_000))
+def test_no_mix_of_parts_takes_the_boards_above_the_lease_or_a_board_above_its_own(seed: int) -> None:
+    """Leases with parts of any boards, ends, pauses, agents that start anew, and foreign writes."""
+    random, made = Random(seed), Made()
+    for sequence in range(1, 50):
+        made.clock.now_s += random.choice((0.2, 0.2, 0.5, 1.5, 12.0))
+        if random.random() < 0.05:
+            made.limiter = Limiter(EPOCH, made.boards, made.clock, 0.9)
+            made.limiter.look({})
+        if random.random() < 0.7:
+            of = random.sample("abcd", random.randint(0, 4))
+            parts = {name: random.choice((0.2, 0.5, 0.8, 1.0)) for name in of}
+            lease_w, rest = random.uniform(600, 3000), random.choice((0.6, 1.0))
+            made.limiter.take(capped(lease_w, sequence, rest, made.clock.now_s, **parts))
+        if random.random() < 0.2:
+            made.boards.set_w[random.choice("abcd")] = random.uniform(100, 400)
+        made.limiter.look({n: random.choice((50.0, made.limiter.limit_w(n) or 50.0)) for n in "abcd"})
+        held = made.limiter.held
+        most_w = max(held.boards_w, 400.0) if held.state is LeaseState.LEASED else 400.0
+        assert made.boards.total_w <= most_w + 4 * NEAR_W / 2
+        for name in "abcd":
+            assert made.boards.limit_w(name) <= max(held.part(name) * 400.0, 100.0) + NEAR_W / 2
