@@ -112,6 +112,9 @@ class PowerKeeper:
         self._replicas, self._prompt_shares = replicas, PromptShares()
         self._trainers, self.curves = trainers, curves or LimitCurves()
         self.held = HeldNodes()
+        self._holders = BoardHolders()
+        self.boards: Mapping[str, Boards] = {}
+        """Who holds them, by node of which it is known; as of the last tick."""
         self._own_replicas, self.draws = OwnReplicas(engine or EngineImage("")), draws or PhaseDraws()
         self._limited_replicas = LimitedReplicas(self._own_replicas, lambda: caches.profiles.items.values())
         self._prices = prices
@@ -121,9 +124,6 @@ class PowerKeeper:
         self._settings, self._metrics, self._clock = settings, metrics, clock
         self._membership: Membership | None = None
         self._energy = energy
-        self._board_holders = BoardHolders()
-        self.boards: Mapping[str, Boards] = {}
-        """Which pods hold which board, by node; a node is left out if nobody says it."""
         self.gatherer = Gatherer(settings, clock)
         self.lessor = Lessor(settings, metrics, clock)
         self.preemptions = Preemptions(
@@ -180,7 +180,7 @@ class PowerKeeper:
         self._began_s, self._ticked_s = min(self._began_s, now_s), now_s
         found = self.membership
         pods, pools = caches.pods.items.values(), tuple(caches.pools.items.values())
-        self.boards = self._board_holders.look(gatherer.readings, caches.nodes.items, pods, pools)
+        self.boards = self._holders.look(gatherer.readings, caches.nodes.items, pods, pools)
         if self._energy is not None:
             self._energy.tick(gatherer.readings, found, now_s, self.boards)
         draws = replica_draws(gatherer.readings, pods, self._replicas, self._own_replicas, fresh_from_s)
@@ -205,7 +205,7 @@ class PowerKeeper:
         caches, now_s = self._caches, self._clock()
         pods, jobs = caches.pods.items, caches.jobs.items
         shares = self._prompt_shares.look(self._replicas)
-        works = node_work(self.membership, pods.values(), jobs, caches.services.items, shares)
+        works = node_work(self.membership, pods.values(), jobs, caches.services.items, shares, self.boards)
         fresh_from_s = now_s - self._settings.power_fresh_s
         readings = self.gatherer.readings
         runs = limited_runs(self.membership, readings, pods.values(), jobs, self._trainers, fresh_from_s)

@@ -173,7 +173,7 @@ def _sent(
     messages = []
     for lease in decision.leases:
         lines[lease.node] = line = lines[lease.node].sent(lease.sequence)
-        reading = readings[lease.node]
+        reading, parts = readings[lease.node], works.get(lease.node, PLAIN).parts
         messages.append(
             LeaseMessage(
                 node=lease.node,
@@ -184,7 +184,8 @@ def _sent(
                 clock_s=reading.clock_s,
                 ttl_s=settings.ttl_s,
                 burst_j=lease.burst_s * lease.watts,
-                board_part=works.get(lease.node, PLAIN).board_part,
+                board_part=parts.rest,
+                board_parts=dict(parts.named),
             )
         )
     return lines, messages
@@ -369,8 +370,8 @@ def _telemetry(
     draws: Sequence[float],
     work: NodeWork,
 ) -> NodeTelemetry:
-    """The reading in the controller's words. Boards under a cap want no more than that, and still count with their
-    nameplates wherever nothing is known to hold them."""
+    """The reading in the controller's words. A board under a cap wants no more than that, and still counts with its
+    nameplate wherever nothing is known to hold it."""
     obeying = {uuid: board for uuid, board in reading.boards.items() if not board.refuses}
     limits_w = [board.nameplate_w if board.limit_w is None else board.limit_w for board in obeying.values()]
     limits = reading.limits
@@ -382,8 +383,9 @@ def _telemetry(
     phases: tuple[PhaseLoad, ...] = ()
     spread_w = 0.0
     if obeying:
-        want_w = sum(max(wants[uuid].watts, board.floor_w) for uuid, board in obeying.items()) / len(obeying)
-        want_w = min(want_w, max(work.board_part * node.board_max_w, node.board_min_w))
+        most_w = {uuid: work.parts.of(uuid) * board.nameplate_w for uuid, board in obeying.items()}
+        each_w = (max(min(wants[uuid].watts, most_w[uuid]), board.floor_w) for uuid, board in obeying.items())
+        want_w = sum(each_w) / len(obeying)
         phases, spread_w = fitted(draws, want_w, node, work)
     return NodeTelemetry(
         node=reading.node,

@@ -3,9 +3,7 @@
 The pods say it: the kubelet gives a board to one pod only, and a pod is of a job or of a replica that have a priority.
 What is not known (boards of foreign pods, nodes whose boards nobody holds) weighs as a plain job does.
 
-A job or a replica under a power cap has its nodes to itself (the scheduler places it nowhere else), so its cap holds for all
-boards of the node. It is told to the node's agent with the lease, and holds until the job's admission ends, or for as long as
-the replica's pod has its note.
+What caps let each board draw (`board_parts.py`) is told to the node's agent with the lease.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ from types import MappingProxyType
 
 from busbar.kube.informer import Key
 from busbar.kube.types import ModelService, TrainingJob
-from busbar.kube.types.training_status import TERMINAL_PHASES
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING
-from busbar.operator.pods.replica_place import place_of
+from busbar.operator.power.board_holders import Boards
+from busbar.operator.power.board_parts import WHOLE, Parts, board_parts
 from busbar.operator.power.membership import Membership
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler.power import CapCurve, Phase
@@ -43,8 +41,8 @@ class WorkKind(StrEnum):
 class NodeWork:
     """Of one node."""
 
-    board_part: float = 1.0
-    """Of their nameplates, what its boards may draw: the job on them was admitted so."""
+    parts: Parts = WHOLE
+    """Of their nameplates, what its boards may draw by the caps of their holders."""
     weight: float = 1.0
     """By the priorities of the boards' holders, in the mean of the boards that are held."""
     first_token: float = 0.0
@@ -71,8 +69,6 @@ class _Held:
     weighted: float = 0.0
     timed: int = 0
     kinds: set[WorkKind] | None = None
-    part: float = 0.0
-    """The highest cap of those that hold boards."""
     prompts: float | None = 0.0
     """Boards times parts; None: a holder does not tell."""
 
@@ -83,31 +79,32 @@ def node_work(
     jobs: Mapping[Key, TrainingJob],
     services: Mapping[Key, ModelService],
     prompt_shares: Mapping[str, float] = MappingProxyType({}),
+    boards: Mapping[str, Boards] = MappingProxyType({}),
 ) -> dict[str, NodeWork]:
     """By node that a policy limits; nodes of which nothing is known are left out (`PLAIN`).
 
     Args:
         prompt_shares: what replicas spend on prompts, by uid (`prompt_shares.py`).
+        boards: who holds them, by node of which it is known.
     """
     if not found.limited:
         return {}
+    pods = tuple(pods)
     held: dict[str, _Held] = {}
     for pod in pods:
-        boards = sum(count for _, count in pod.requests.devices)
-        if boards and pod.node and not pod.ended and found.is_limited(pod.node):
+        count = sum(count for _, count in pod.requests.devices)
+        if count and pod.node and not pod.ended and found.is_limited(pod.node):
             kind, priority, timed = _holder(pod, jobs, services)
             on = held.setdefault(pod.node, _Held(kinds=set()))
-            on.boards += boards
-            on.weighted += boards * weight_of(priority)
-            on.timed += boards * timed
-            on.part = max(on.part, _cap_of(pod))
+            on.boards += count
+            on.weighted += count * weight_of(priority)
+            on.timed += count * timed
             share = prompt_shares.get(pod.uid)
-            on.prompts = None if on.prompts is None or share is None else on.prompts + boards * share
+            on.prompts = None if on.prompts is None or share is None else on.prompts + count * share
             assert on.kinds is not None
             on.kinds.add(kind)
     works = {
         name: NodeWork(
-            board_part=on.part,
             weight=on.weighted / on.boards,
             first_token=on.timed / on.boards,
             kind=next(iter(on.kinds)) if on.kinds and len(on.kinds) == 1 else WorkKind.UNKNOWN,
@@ -115,8 +112,8 @@ def node_work(
         )
         for name, on in held.items()
     }
-    for name, part in _caps(found, jobs.values()).items():
-        works[name] = replace(works.get(name, PLAIN), board_part=part)
+    for name, parts in board_parts(found, pods, jobs, boards).items():
+        works[name] = replace(works.get(name, PLAIN), parts=parts)
     return works
 
 
@@ -132,25 +129,3 @@ def _holder(
         timed = slo is not None and slo.ttft_milliseconds is not None
         return WorkKind.SERVING, service.spec.priority, timed
     return WorkKind.UNKNOWN, PLAIN_PRIORITY, False
-
-
-def _cap_of(pod: Pod) -> float:
-    """The power cap of a replica, a part of its boards' nameplates; 1 for whatever has none by its pod."""
-    place = place_of(pod) if pod.kind == KIND_SERVICE else None
-    return 1.0 if place is None else place.power_cap
-
-
-def _caps(found: Membership, jobs: Iterable[TrainingJob]) -> dict[str, float]:
-    """By node, the part of their nameplates that its boards may draw."""
-    caps: dict[str, float] = {}
-    for job in jobs:
-        status = job.status
-        admission = status.admission if status is not None else None
-        if status is None or admission is None or admission.power_cap_percent is None:
-            continue
-        if status.phase in TERMINAL_PHASES:
-            continue
-        for node in admission.nodes:
-            if found.is_limited(node):
-                caps[node] = min(caps.get(node, 1.0), admission.power_cap_percent / 100)
-    return caps

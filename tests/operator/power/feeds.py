@@ -7,7 +7,7 @@ and sends once a second. Everything between operator and agents can be late, los
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -27,6 +27,7 @@ from busbar.operator.power.gatherer import Gatherer, Source
 from busbar.operator.power.leasing import Round, State, new_leader, take_round
 from busbar.operator.power.lessor import control_settings
 from busbar.operator.power.membership import Membership, membership
+from busbar.operator.power.work import NodeWork
 from busbar.operator.settings import Settings as OperatorSettings
 
 STEP_S = 0.2
@@ -165,6 +166,8 @@ class Feeds:
             )
         }
         self.settings = OperatorSettings(power_key=b"0123456789abcdef")
+        self.works: Callable[[], Mapping[str, NodeWork]] = dict
+        """What the operator knows of the work on boards."""
         self.dies_after: int | None = None
         """The operator is killed when it has sent so many messages of a round."""
         self.steps = 0
@@ -219,7 +222,12 @@ class Feeds:
         self.gatherer.keep(each.name for each in self.nodes)
         assert self.state is not None
         self.last = take_round(
-            self.state, self.membership, self.gatherer.readings, at_s, control_settings(self.settings)
+            self.state,
+            self.membership,
+            self.gatherer.readings,
+            at_s,
+            control_settings(self.settings),
+            self.works(),
         )
         self.state = self.last.state
         for sent, message in enumerate(self.last.messages):

@@ -9,6 +9,7 @@ import pytest
 from tests.operator.power.parts import domain, node, told
 
 from busbar.kube.contracts.power import MOST_SEQUENCE, LeaseState, LimitsReport
+from busbar.operator.power.board_parts import Parts
 from busbar.operator.power.leasing import Round, new_leader, node_power, take_round
 from busbar.operator.power.lessor import control_settings
 from busbar.operator.power.membership import membership
@@ -138,7 +139,7 @@ def test_the_cap_of_a_job_goes_with_the_lease_and_its_boards_want_no_more() -> N
             limits = LimitsReport(state=state_, sequence=sequence)
             readings[name] = replace(reading, meters=meters, limits=limits)
         tight = [domain("rack", 1000.0, None, "Lease", 200.0, rack="a")]
-        works = {name: NodeWork(board_part=part) for name, part in caps.items()}
+        works = {name: NodeWork(parts=Parts(part)) for name, part in caps.items()}
         made = take_round(state, membership(tight, NODES), readings, second + 0.5, CONTROL, works)
         state = made.state
         for message in made.messages:
@@ -149,6 +150,38 @@ def test_the_cap_of_a_job_goes_with_the_lease_and_its_boards_want_no_more() -> N
     assert leased["n0"] == pytest.approx(400.0, abs=10.0), "200 W of the host, and half of a board of 400 W"
     assert leased["n1"] > 570.0
     assert made.feeds["rack"].forecast_w == pytest.approx(sum(leased.values()), abs=12.0)
+
+
+def test_boards_with_parts_of_their_own_want_no_more_and_the_rest_goes_to_other_nodes() -> None:
+    """Two nodes of two boards that draw all they may; one board may draw half, and no other is slowed for it."""
+    tight = membership([domain("rack", 1700.0, None, "Lease", 200.0, rack="a")], NODES)
+    works = {"n0": NodeWork(parts=Parts(named={"a": 0.5}))}
+    state, held = new_leader(0.0), {name: (0, {"a": 100.0, "b": 100.0}) for name in ("n0", "n1")}
+    leased: dict[str, float] = {}
+    for second in range(40):
+        readings = {}
+        for name, (sequence, limits_w) in held.items():
+            drawn = {uuid: (watts, watts * second) for uuid, watts in limits_w.items()}
+            reading = standing(name, float(second), sequence, **drawn)
+            meters = {u: replace(meter, limit_w=limits_w[u]) for u, meter in reading.meters.items()}
+            state_ = LeaseState.LEASED if sequence else LeaseState.STANDING
+            readings[name] = replace(
+                reading, meters=meters, limits=LimitsReport(state=state_, sequence=sequence)
+            )
+        made = take_round(state, tight, readings, second + 0.5, CONTROL, works)
+        state = made.state
+        for message in made.messages:
+            parts = message.board_parts
+            assert (message.board_part, parts) == (1.0, {"a": 0.5} if message.node == "n0" else {})
+            leased[message.node] = message.watts or 0.0
+            boards_w = leased[message.node] - 200.0
+            low = min(boards_w / 2, 400.0 * parts.get("a", 1.0))
+            held[message.node] = message.sequence, {"a": low, "b": min(boards_w - low, 400.0)}
+    assert 700.0 < leased["n0"] < 800.0 + 20.0, (
+        "a host, half a board and a board at most, and what the wants are rounded by"
+    )
+    assert leased["n1"] - leased["n0"] > 100.0
+    assert 1600.0 < sum(leased.values()) <= 1683.0
 
 
 def test_of_two_nodes_with_the_same_peaks_the_one_whose_bucket_is_empty_gets_more() -> None:

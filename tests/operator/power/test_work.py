@@ -11,6 +11,7 @@ from tests.operator.power.parts import domain, node
 from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob
 from busbar.operator.pods.replica_place import placement_note
+from busbar.operator.power.board_parts import WHOLE
 from busbar.operator.power.membership import Membership, membership
 from busbar.operator.power.work import NodeWork, WorkKind, node_work, weight_of
 from busbar.operator.watch.projections import Pod, Requests
@@ -30,7 +31,7 @@ SERVICES = {
 
 def caps(found: Membership, jobs: list[TrainingJob]) -> dict[str, float]:
     works = node_work(found, (), {Key("team", each.metadata.name): each for each in jobs}, {})
-    return {name: work.board_part for name, work in works.items()}
+    return {name: work.parts.rest for name, work in works.items()}
 
 
 def holder(kind: str, of: str, node: str, boards: int, **fields: Any) -> Pod:
@@ -71,10 +72,10 @@ def test_the_boards_of_replicas_have_the_highest_cap_of_those_that_hold_boards_o
 
     low, high, plain = replica(0.6, "n0"), replica(0.8, "n0", 1), replica(1.0, "n0", 2)
     trains = holder("trainingjob", "plain", "n0", 1)
-    parts = [works(*held)["n0"].board_part for held in ((low,), (low, high), (low, plain), (low, trains))]
+    parts = [works(*held)["n0"].parts.rest for held in ((low,), (low, high), (low, plain), (low, trains))]
     assert parts == [0.6, 0.8, 1.0, 1.0]
     forged = holder("trainingjob", "plain", "n0", 1, placement=low.placement)
-    assert works(forged)["n0"].board_part == 1.0
+    assert works(forged)["n0"].parts == WHOLE
     assert works(replica(0.6, "n2")) == {}, "no policy limits it"
 
 
