@@ -242,16 +242,19 @@ def _enough(job: Job, pool: Pool, placement: Placement) -> list[str]:
 
 
 def _capped(job: Job, placement: Placement, nodes: Mapping[str, Node]) -> list[str]:
-    """Boards are held to a limit where an agent does that, and all those of a node together. Where the job has been all
-    along, nothing is asked again."""
+    """Boards are held to a limit where an agent does that, and all those of a node together unless it is known who holds
+    which. Where the job has been all along, nothing is asked again."""
     has = () if job.run is None else job.run.placement.nodes
     fresh = [nodes[name] for name in sorted(set(placement.nodes).difference(has)) if name in nodes]
     wrong = [
         f"{job.key}: the boards of node {one.name} take no limits" for one in fresh if not one.limits_boards
     ]
     pods, each_m = Counter(placement.nodes), placement.per_pod.accelerators_m
-    if any(pods[one.name] * each_m != one.capacity.accelerators_m for one in fresh):
+    shares = [one for one in fresh if pods[one.name] * each_m != one.capacity.accelerators_m]
+    if any(not one.tells_boards for one in shares):
         wrong.append(f"{job.key}: under a power cap beside others on a node")
+    if shares and each_m % 1000:
+        wrong.append(f"{job.key}: under a power cap on a part of a board")
     chosen = job.kind == "training" or (job.kind == "serving" and placement.power_cap == job.power_cap)
     if placement.power_cap <= 0 or not chosen:
         wrong.append(f"{job.key}: it must not run under a power cap of {placement.power_cap:g}")

@@ -57,7 +57,7 @@ class Candidate:
     link: str = ""
     """Link class of the pool."""
     power_cap: float = 1.0
-    """As in `Placement`; below 1, only on nodes whose boards take limits."""
+    """As in `Placement`; below 1, only on nodes that `capped.py` allows."""
 
     @property
     def accelerators_m(self) -> int:
@@ -273,7 +273,7 @@ class CandidateBuilder:
         largest_m = _largest_m(snapshot)
         if self._differ_in_nodes and largest_m != self._largest_m:
             return False
-        if PowerCaps(snapshot, self.draws, largest_m).whole_m != self._caps.whole_m:
+        if not self._caps.alike(PowerCaps(snapshot, self.draws, largest_m)):
             return False
         self._largest_m = largest_m
         return True
@@ -520,11 +520,15 @@ def _speeds(
             for pods in pod_counts(job):
                 for nodes, estimate in _by_nodes(job, pool, mode, pods, table, largest_m.get(pool.name, 0)):
                     per_pod = per_pod_on(job, pool, estimate)
-                    fills = caps.fills(pool, pods, per_pod.accelerators_m)
-                    capped: list[_Found] = []
-                    if not nodes and fills is not None:
-                        under = caps.of(job, pool, mode, pods, per_pod.accelerators_m, estimate, table)
-                        capped = [(pool, mode, pods, per_pod, fills, cap, each) for cap, each in under]
+                    ways = () if nodes else caps.nodes(pool, pods, per_pod.accelerators_m)
+                    under = (
+                        caps.of(job, pool, mode, pods, per_pod.accelerators_m, estimate, table)
+                        if ways
+                        else ()
+                    )
+                    capped: list[_Found] = [
+                        (pool, mode, pods, per_pod, way, cap, each) for way in ways for cap, each in under
+                    ]
                     if not capped or job.power_cap == 1:
                         found.append((pool, mode, pods, per_pod, nodes, 1.0, estimate))
                     found += capped

@@ -2,12 +2,14 @@
 
 A training job is offered them where a power domain limits its nodes and the performance table has cells of its class for
 caps below 1 on the same accelerators. A replica has one cap, which its service has chosen (`autoscale/caps.py`), and there
-only that column. Two more conditions make sure that the cap that the plan counts with is the one that the boards get:
+only that column. The cap that the plan counts with must be the one that the boards get, and no other job may be slowed by it:
 
-* its pods take all accelerators of nodes as large as the pool's largest: one such pod each, or several together
-  (`Candidate.nodes`). So it has its nodes to itself: nobody says which boards of a node a pod holds, and a limit on all of
-  them slows nobody else;
-* the node's agent sets limits (`Node.limits_boards`); placement leaves other nodes out.
+* the node's agent sets limits (`Node.limits_boards`);
+* where it is also known which pods hold which boards (`Node.tells_boards`), the pods take whole boards, on any of these nodes;
+* elsewhere a limit holds for all boards of a node. So the pods take all accelerators of nodes as large as the pool's
+  largest: one such pod each, or several together (`Candidate.nodes`).
+
+Placement leaves other nodes out (`PoolNodes.open_to`).
 """
 
 from __future__ import annotations
@@ -31,11 +33,19 @@ class PowerCaps:
         Args:
             largest_m: accelerators of each pool's largest node, in thousandths.
         """
-        able = {node.pool for node in snapshot.nodes if node.limits_boards and node.domain}
-        gpus = {pool.name for pool in snapshot.pools if not pool.is_cpu}
+        gpus = {pool.name for pool in snapshot.pools if not pool.is_cpu} if draws.counts else set()
+        able = [node for node in snapshot.nodes if node.limits_boards and node.domain and node.pool in gpus]
         self._draws = draws
-        self.whole_m = {name: largest_m[name] for name in sorted(able & gpus)} if draws.counts else {}
+        self.whole_m = {name: largest_m[name] for name in sorted({node.pool for node in able})}
         """By pool with boards that take limits: what a pod must ask for to have its node to itself."""
+        self.shared = frozenset(node.pool for node in able if node.tells_boards)
+        """Pools with nodes of which each board can be limited by itself."""
+        self.mixed = self.shared.intersection(node.pool for node in able if not node.tells_boards)
+        """Those of them that also have nodes of which only all boards can be limited."""
+
+    def alike(self, other: PowerCaps) -> bool:
+        """Whether jobs have the same columns by the other one."""
+        return (self.whole_m, self.shared, self.mixed) == (other.whole_m, other.shared, other.mixed)
 
     def allow(self, job: Job) -> bool:
         """Whether this job may run under a cap at all."""
@@ -43,13 +53,21 @@ class PowerCaps:
             return bool(self.whole_m) and job.power_cap < 1
         return bool(self.whole_m) and job.kind is JobKind.TRAINING
 
-    def fills(self, pool: Pool, pods: int, per_pod_m: int) -> int | None:
-        """How many nodes the pods fill if they stand on as few as they can; 0: each fills its own. None: they leave others
-        room on one, or boards there take no limits."""
+    def nodes(self, pool: Pool, pods: int, per_pod_m: int) -> tuple[int, ...]:
+        """On how many nodes such pods may stand under a cap (`Candidate.nodes`), one for each way; none: they may not.
+
+        0 is any number: each pod fills its own, or they stand on nodes of which each board can be limited by itself.
+        """
         whole_m = self.whole_m.get(pool.name, 0)
-        if not whole_m or per_pod_m <= 0 or whole_m % per_pod_m or pods * per_pod_m % whole_m:
-            return None
-        return 0 if per_pod_m == whole_m else pods * per_pod_m // whole_m
+        if not whole_m or per_pod_m <= 0:
+            return ()
+        if per_pod_m == whole_m:
+            return (0,)
+        shared = (0,) if pool.name in self.shared and per_pod_m % 1000 == 0 else ()
+        fills = whole_m % per_pod_m == 0 and pods * per_pod_m % whole_m == 0
+        if not fills or (shared and pool.name not in self.mixed):
+            return shared
+        return *shared, pods * per_pod_m // whole_m
 
     def of(
         self, job: Job, pool: Pool, mode: str, pods: int, per_pod_m: int, full: Estimate, table: TableView

@@ -78,8 +78,8 @@ class ServiceRoom:
     zones: Mapping[str, str] = field(default_factory=dict)
     """The zone of each pool whose nodes are all in one."""
     boards: Mapping[str, BoardDraw] = field(default_factory=dict)
-    """Of one replica, in the pools where replicas can run under power caps: each has its node to itself, and all nodes take
-    limits."""
+    """Of one replica, in the pools where replicas can run under power caps: all nodes take limits, and each replica has its node
+    to itself or it is known of all nodes who holds which board."""
     short: frozenset[str] = frozenset()
     """The names of the rows of power domains on which waiting work lacks watts."""
 
@@ -190,9 +190,9 @@ class ServiceRooms:
     def _boards(self, name: str, size_m: int) -> BoardDraw | None:
         """None: replicas there cannot run under power caps."""
         pool = self._pools[name]
-        if self._caps.fills(pool, 1, size_m) is None or not all(
-            node.limits_boards for node in self._nodes[name]
-        ):
+        fills = size_m == self._caps.whole_m.get(name)
+        able = all(node.limits_boards and (fills or node.tells_boards) for node in self._nodes[name])
+        if not able or not self._caps.nodes(pool, 1, size_m):
             return None
         idle_w, most_w = self._table.idle_watts(pool.key), self._table.nameplate_watts(pool.key)
         return BoardDraw(size_m * idle_w / 1000, size_m * most_w / 1000) if most_w > idle_w else None

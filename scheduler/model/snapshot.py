@@ -127,6 +127,8 @@ class Node:
     """The power domain that it hangs on, and so on all above that one; "": none."""
     limits_boards: bool = False
     """Its boards can be held to a limit below their highest: jobs may be placed there under a power cap."""
+    tells_boards: bool = False
+    """It is known which pods hold which of its boards, so each can be limited by itself: jobs under a power cap may share it."""
 
 
 @dataclass(frozen=True, slots=True)

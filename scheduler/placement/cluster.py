@@ -116,7 +116,7 @@ class Cluster:
     def find(self, job: Job, candidate: Candidate, later: bool) -> tuple[str, ...] | None:
         """Nodes for a candidate of the job, or None."""
         nodes, per_pod, watts = self.pools[candidate.pool], candidate.per_pod, candidate.draw_w
-        allowed = nodes.open_to(job, candidate.power_cap)
+        allowed = nodes.open_to(job, candidate)
         if candidate.pods == 1:
             best = nodes.best(per_pod, later, allowed, watts)
             return None if best is None else (nodes.nodes[best[0]].name,)
@@ -129,7 +129,7 @@ class Cluster:
         bare = replace(candidate, draw_w=0)
         found = self.find(job, bare, later)
         if found is not None and feeds is not None and candidate.pods == 1:
-            for own in nodes.by_headroom(nodes.open_to(job, candidate.power_cap), LATER if later else NOW):
+            for own in nodes.by_headroom(nodes.open_to(job, candidate), LATER if later else NOW):
                 best = nodes.best(candidate.per_pod, later, own)
                 if best is not None:
                     found = (nodes.nodes[best[0]].name,)
@@ -155,7 +155,7 @@ class Cluster:
     def loss(self, job: Job, candidate: Candidate, later: bool) -> float:
         """What one pod of the job costs the rest of the cluster in this pool, if it fits there."""
         nodes = self.pools[candidate.pool]
-        allowed = nodes.open_to(job, candidate.power_cap)
+        allowed = nodes.open_to(job, candidate)
         best = nodes.best(candidate.per_pod, later, allowed, candidate.draw_w)
         return math.inf if best is None else best[1][0]
 

@@ -10,6 +10,7 @@ deepest topology domain that does, and of those to the one with the least room (
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from ..candidates.candidates import Candidate
 from ..model.snapshot import Job, Node, Placement, Pool, Resources, Toleration
 from . import sharing
 from .demand_mix import request_of
@@ -116,7 +118,10 @@ class PoolNodes:
         self._by_chain: dict[Chain, frozenset[int]] = {}
         self.limiting = frozenset[int]()
         """All power domains above its nodes."""
-        self._limited = frozenset(i for i, node in enumerate(self.nodes) if node.limits_boards)
+        limited = [(i, node.tells_boards) for i, node in enumerate(self.nodes) if node.limits_boards]
+        self._limited = frozenset(i for i, _ in limited)
+        self._limited_apart = frozenset(i for i, tells in limited if tells)
+        """Of these, the nodes of which each board can be limited by itself."""
         self._build_indexes()
 
     def reopen(self, node: Node) -> bool:
@@ -558,12 +563,26 @@ class PoolNodes:
         """Nodes that the job's node selector allows; None: all usable nodes of the pool."""
         return self._with(job.node_selector)
 
-    def open_to(self, job: Job, power_cap: float) -> frozenset[int] | None:
-        """The same of a candidate: under a power cap, only nodes whose boards take limits."""
+    def open_to(self, job: Job, candidate: Candidate) -> frozenset[int] | None:
+        """The same of a candidate: under a power cap, only nodes whose boards take limits; each by itself, unless the pods
+        fill their nodes."""
         own = self._with(job.node_selector)
-        if power_cap >= 1:
+        if candidate.power_cap >= 1:
             return own
-        return self._limited if own is None else own & self._limited
+        fills = candidate.accelerators_m == (candidate.nodes or candidate.pods) * self.largest
+        able = self._limited if fills else self._limited_apart
+        return able if own is None else own & able
+
+    def limits(self, placement: Placement) -> bool:
+        """Whether its power cap, if it has one, holds for its boards and for no others, on these nodes."""
+        if placement.power_cap >= 1:
+            return True
+        each_m = placement.per_pod.accelerators_m
+        return all(
+            (i := self.index.get(name)) in self._limited_apart
+            or (i in self._limited and count * each_m == self.nodes[i].capacity.accelerators_m)
+            for name, count in Counter(placement.nodes).items()
+        )
 
     def _with(self, selector: _Selector) -> frozenset[int] | None:
         """Nodes with these labels; None: any."""

@@ -80,7 +80,7 @@ class Collection:
         self.share_run_s = share_run_s(round_, assignment.job.tenant)
         self.patient = patient
         taken = (round_.barred(assignment, candidate.pool) | others) - since_s.keys()
-        allowed = self.nodes.open_to(assignment.job, candidate.power_cap)
+        allowed = self.nodes.open_to(assignment.job, candidate)
         every = range(len(self.nodes.nodes)) if allowed is None else sorted(allowed)
         self.open = [i for i in every if self.nodes.usable[i] and i not in taken]
         self.budgets: dict[str, int] = {}

@@ -112,7 +112,9 @@ def _stays(
         and (allowed is None or i in allowed)
     ]
     found = [name for count, _, name in sorted(open_) for _ in range(-count)][: candidate.pods]
-    return tuple(sorted(found)) if len(found) == candidate.pods else None
+    if len(found) < candidate.pods or not nodes.limits(candidate.placed(tuple(found))):
+        return None
+    return tuple(sorted(found))
 
 
 def _better_elsewhere(round_: Round, assignment: Assignment, candidate: Candidate) -> bool:

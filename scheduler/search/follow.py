@@ -40,7 +40,7 @@ _ASKED = attrgetter(
 )
 """The fields of a job that its candidates, their values and their order depend on."""
 
-_SIZE = attrgetter("name", "pool", "capacity", "domain", "limits_boards")
+_SIZE = attrgetter("name", "pool", "capacity", "domain", "limits_boards", "tells_boards")
 """The fields of a node that candidates depend on."""
 
 

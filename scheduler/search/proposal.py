@@ -86,7 +86,7 @@ def propose(
 def _take(claim: Claim, rule: Rule, groups: Sequence[VictimGroup], inside: frozenset[int] | None) -> bool:
     """Stop the cheapest victims and put the job in their place; with a part of the changes made if that fails."""
     round_, candidate, job = claim.round, claim.candidate, claim.job
-    allowed = claim.nodes.selected_nodes(job)
+    allowed = claim.nodes.open_to(job, candidate)
     if inside is not None:
         allowed = inside if allowed is None else allowed & inside
     elif round_.holds:

@@ -245,9 +245,11 @@ def _is_there(nodes: PoolNodes, job: Job, place: Placement) -> bool:
     earlier ones."""
     allowed = nodes.selected_nodes(job)
     indices = [nodes.index.get(name) for name in place.nodes]
-    return all(
-        i is not None and nodes.usable[i] and (allowed is None or i in allowed) for i in indices
-    ) and nodes.fits(place, later=True)
+    return (
+        all(i is not None and nodes.usable[i] and (allowed is None or i in allowed) for i in indices)
+        and nodes.limits(place)
+        and nodes.fits(place, later=True)
+    )
 
 
 def _too_early(round_: Round, hold: Hold, earlier: Iterable[_Unready], known: Reservation) -> bool:

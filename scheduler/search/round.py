@@ -403,7 +403,7 @@ class Round:
         """How many pods of this candidate fit, now or after stopping jobs have released their nodes."""
         nodes = self.cluster.pools[candidate.pool]
         ask = request(candidate.per_pod, nodes.pool.is_cpu)
-        allowed = nodes.open_to(job, candidate.power_cap)
+        allowed = nodes.open_to(job, candidate)
         later = self.cluster.is_releasing(candidate.pool)
         rooms = nodes.rooms(ask, later, allowed)
         return sum(room for _, room in nodes.powered(rooms, candidate.draw_w, LATER if later else NOW))

@@ -17,7 +17,7 @@ from ..placement.feeds import LATER, NOW, Feeds
 from .round import Round
 from .state import Assignment
 
-_Step = tuple[float, str, float, float, tuple[Placement, Assignment, Candidate]]
+_Step = tuple[float, str, float, float, int, tuple[Placement, Assignment, Candidate]]
 """A lift, the most gain per watt first; no two are equal before the last part."""
 SAMPLE = 16
 """Waiting jobs that are asked what watts they lack; they are in the order in which they would start."""
@@ -58,7 +58,8 @@ def _push(heap: list[_Step], assignment: Assignment) -> None:
     place = assignment.placement
     assert place is not None
     for gain, one in _higher(assignment):
-        step = -gain, assignment.job.id, place.power_cap, one.power_cap, (place, assignment, one)
+        caps = place.power_cap, one.power_cap
+        step = -gain, assignment.job.id, *caps, one.nodes, (place, assignment, one)
         heappush(heap, step)
 
 

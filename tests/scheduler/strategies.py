@@ -188,8 +188,8 @@ def powered(draw: st.DrawFn) -> Snapshot:
 
 @st.composite
 def capped(draw: st.DrawFn) -> Snapshot:
-    """A powered snapshot in which jobs may start under power caps, and some of those that have nodes to themselves run
-    so."""
+    """A powered snapshot in which jobs may start under power caps, and some run so: those that have nodes to themselves,
+    or whole boards of nodes of which it is known who holds them."""
     snapshot = draw(powered())
     caps = draw(st.sets(st.sampled_from((0.25, 0.4, 0.5, 0.6, 0.7, 0.85)), min_size=1))
     cells = tuple(
@@ -203,10 +203,15 @@ def capped(draw: st.DrawFn) -> Snapshot:
         for cap in sorted(caps)
     )
     nodes = tuple(
-        replace(node, limits_boards=draw(st.sampled_from((True, True, False)))) for node in snapshot.nodes
+        replace(
+            node, limits_boards=draw(st.sampled_from((True, True, False))), tells_boards=draw(st.booleans())
+        )
+        for node in snapshot.nodes
     )
+    tell = {node.name for node in nodes if node.limits_boards and node.tells_boards}
     sizes = {node.name: node.capacity.accelerators_m for node in nodes}
     whole = sorted({node.capacity for node in nodes}, key=repr)
+    whole += [replace(one, accelerators_m=1000) for one in whole if one.accelerators_m > 1000]
     asked = tuple(
         replace(
             job,
@@ -221,7 +226,10 @@ def capped(draw: st.DrawFn) -> Snapshot:
     jobs = tuple(
         replace(job, run=replace(job.run, placement=replace(job.run.placement, power_cap=min(caps))))
         if job.run is not None
-        and all(sizes[name] == job.per_pod.accelerators_m for name in job.run.placement.nodes)
+        and (
+            all(sizes[name] == job.per_pod.accelerators_m for name in job.run.placement.nodes)
+            or (job.per_pod.accelerators_m % 1000 == 0 and tell.issuperset(job.run.placement.nodes))
+        )
         and draw(st.booleans())
         else job
         for job in asked

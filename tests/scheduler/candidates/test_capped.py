@@ -301,3 +301,116 @@ def test_a_state_follows_nodes_whose_boards_begin_to_take_limits() -> None:
     answer, _ = react(after, first, event, memo)
     assert answer == react(after, first, event)[0]
     assert acted(answer) == {"a": ("start", 0.7)}
+
+
+def telling(snapshot: Snapshot, *names: str) -> Snapshot:
+    """With nodes of which it is known who holds which board; without names, all."""
+    nodes = (replace(one, tells_boards=not names or one.name in names) for one in snapshot.nodes)
+    return replace(snapshot, nodes=tuple(nodes))
+
+
+def small(name: str, on: str = "", cap: float = 1.0, size: int = 2, **kept: object) -> Job:
+    """A job of a few of a node's boards, for which caps were measured too."""
+    place = replace(placed("H100", on, size=size), power_cap=cap) if on else None
+    return llm(name, size, on=place, **kept)
+
+
+def shared(*jobs: Job, watts: float, nodes: int = 1, **kept: object) -> Snapshot:
+    made = rack(*jobs, watts=watts, nodes=nodes, **kept)  # type: ignore[arg-type]
+    table = replace(made.table, cells=(*made.table.cells, *cells(size=2), *cells(size=4)))
+    return telling(replace(made, table=table))
+
+
+def test_pods_of_whole_boards_share_nodes_under_caps_where_it_is_known_who_holds_which_board() -> None:
+    mix = (small("a"), small("b"), small("c"), web("d", 0.6, size=1))
+    both = shared(*mix, watts=2 * 480 * 3 + 420)
+    assert caps_of(both) == [1.0, 0.85, 0.7, 0.5]
+    result = made(both)
+    assert acted(result) == {
+        "a": ("start", 0.7),
+        "b": ("start", 0.7),
+        "c": ("start", 0.7),
+        "d": ("start", 0.6),
+    }
+    assert {a.to.nodes for a in result.actions if a.to is not None} == {("H100-0000",)}
+    assert plan(applied(both, result, NOW), POLICY, NOW)[0].actions == ()
+    unknown = telling(both, "nobody")
+    assert caps_of(unknown) == [1.0]
+    assert any("beside others" in wrong for wrong in check_plan(unknown, result))
+
+
+@pytest.mark.parametrize(("size_m", "caps"), [(500, [1.0]), (1000, [1.0, 0.85, 0.7, 0.5])])
+def test_parts_of_a_board_are_never_capped(size_m: int, caps: list[float]) -> None:
+    one = llm("part", 1)
+    one = replace(one, per_pod=replace(one.per_pod, accelerators_m=size_m))
+    base = rack(one, watts=9e4)
+    cell = tuple(replace(each, accelerators_m=size_m) for each in cells())
+    pools = tuple(replace(pool, shareable=True) for pool in base.pools)
+    both = telling(replace(base, pools=pools, table=replace(base.table, cells=cell)))
+    assert caps_of(both) == caps
+
+
+def test_a_pod_under_a_cap_stays_off_nodes_where_nobody_says_who_holds_boards() -> None:
+    one = shared(small("a"), small("b", "H100-0000", size=4), watts=4 * 700 + 2 * 480, nodes=2)
+    assert made(one).actions[0].to is not None
+    for name in ("H100-0000", "H100-0001"):
+        [action] = made(telling(one, name)).actions
+        assert action.to is not None
+        assert (action.to.nodes, action.to.power_cap) == ((name,), 0.7)
+
+
+@pytest.mark.parametrize(("size", "pods"), [(4, 2), (2, 8)])
+def test_a_gang_that_could_fill_nodes_may_share_those_that_tell(size: int, pods: int) -> None:
+    gang, whole = llm("gang", size, pods), size * pods // 8
+    nodes = whole + 1
+    half = [small(f"there-{i}", f"H100-000{i}", size=4, preemptible=False) for i in range(nodes)]
+    watts = 4 * 700 * nodes + 480 * size * pods
+    base = shared(gang, *half, watts=watts, nodes=2 * nodes)
+    table = replace(base.table, cells=(*base.table.cells, *cells(size=16)))
+    both = replace(base, table=table)
+    [action] = made(both).actions
+    assert action.to is not None
+    assert (action.to.power_cap, action.to.pods) == (0.7, pods)
+    mixed = telling(both, *(f"H100-000{i}" for i in range(nodes)))
+    builder = CandidateBuilder(mixed, TableView(mixed.table), POLICY, NOW)
+    ways = {one.nodes for one in builder.of(gang).candidates if one.power_cap < 1}
+    assert ways == {0, whole}, "on nodes of its own elsewhere"
+    [action] = made(mixed).actions
+    assert action.to is not None
+    tell = {f"H100-000{i}" for i in range(nodes)}
+    assert {*action.to.nodes} <= tell or tell.isdisjoint(action.to.nodes)
+
+
+def test_a_job_on_a_shared_node_is_lifted_without_a_restart() -> None:
+    runs = small("a", "H100-0000", 0.7, preemptible=False)
+    other = small("b", "H100-0000", 0.5, preemptible=False, size=4)
+    assert acted(made(shared(runs, other, watts=2 * 700 + 4 * 700))) == {
+        "a": ("lift", 1.0),
+        "b": ("lift", 1.0),
+    }
+    assert acted(made(shared(runs, other, watts=2 * 700 + 4 * 350))) == {"a": ("lift", 1.0)}
+    assert made(shared(runs, other, watts=2 * 480 + 4 * 350)).actions == ()
+
+
+def test_a_state_follows_nodes_of_which_it_becomes_known_who_holds_boards() -> None:
+    after = shared(small("a"), watts=2 * 480)
+    before = telling(after, "nobody")
+    first, memo = plan(before, POLICY, NOW)
+    assert first.actions == ()
+    event = Event.between(before, after, NOW + 1)
+    answer, _ = react(after, first, event, memo)
+    assert answer == react(after, first, event)[0]
+    assert acted(answer) == {"a": ("start", 0.7)}
+
+
+def test_the_checker_counts_each_pod_of_a_shared_node_with_its_own_watts() -> None:
+    both = shared(small("a"), small("b", "H100-0000", 0.5, preemptible=False), watts=2 * 480 + 2 * 350)
+    result = made(both)
+    assert acted(result) == {"a": ("start", 0.7)}
+    less = replace(both, domains=(PowerDomain("rack", 2 * 480 + 2 * 350 - 1),))
+    assert any("power domain rack" in wrong for wrong in check_plan(less, result))
+    [action] = result.actions
+    assert action.to is not None
+    part = replace(action.to, per_pod=replace(action.to.per_pod, accelerators_m=1500))
+    wrong = check_plan(both, replace(result, actions=(replace(action, to=part),)))
+    assert any("a part of a board" in one for one in wrong)

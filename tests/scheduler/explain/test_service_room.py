@@ -101,7 +101,9 @@ def test_power_rows_count_what_all_nodes_of_a_pool_hang_on() -> None:
     assert rows(cluster(*held, domains=closed, nodes=hung))["the power of domain site"][1] == 60.0
 
 
-def test_what_replicas_draw_under_caps_is_told_where_each_has_a_node_to_itself_that_takes_limits() -> None:
+def test_what_replicas_draw_under_caps_is_told_where_their_boards_can_be_limited_and_no_others_with_them() -> (
+    None
+):
     domains = (PowerDomain("site", 4000.0),)
     hung = tuple(replace(node, domain="site", limits_boards=True) for node in cluster().nodes)
     found = room(cluster(domains=domains, nodes=hung), size=4).boards
@@ -109,6 +111,10 @@ def test_what_replicas_draw_under_caps_is_told_where_each_has_a_node_to_itself_t
         "l4": [240, 96], "h100": [2400, 1000]
     }  # fmt: skip
     assert room(cluster(domains=domains, nodes=hung), size=1).boards == {}, "four share a node"
+    tell = tuple(replace(node, tells_boards=True) for node in hung)
+    assert set(room(cluster(domains=domains, nodes=tell), size=1).boards) == {"l4", "h100"}
+    some = (replace(tell[0], tells_boards=False), *tell[1:])
+    assert set(room(cluster(domains=domains, nodes=some), size=1).boards) == {"h100"}
     one = (replace(hung[0], limits_boards=False), *hung[1:])
     assert set(room(cluster(domains=domains, nodes=one), size=4).boards) == {"h100"}
     observed = (replace(domains[0], limits=False),)

@@ -169,6 +169,27 @@ def test_a_lower_cap_is_collected_where_full_power_never_fits() -> None:
     assert one.start_s == NOW + HOUR
 
 
+def test_a_capped_place_is_given_up_where_nobody_says_any_more_who_holds_boards() -> None:
+    busy = [runs("busy", 1, "H100-0000", 1), runs("there", 9, "H100-0001", 1)]
+    base = row(1, *busy, timed("first", 2, size=4, priority=500), H100=2)
+    [cell] = [cell for cell in base.table.cells if cell.accelerators_m == 4000 and cell.accelerator == "H100"]
+    low = replace(cell, power_cap=0.5, watts=350.0, speed=0.6)
+    nodes = tuple(replace(node, limits_boards=True, tells_boards=True) for node in base.nodes)
+    table = replace(base.table, cells=(*base.table.cells, low))
+    both = replace(base, table=table, nodes=nodes, domains=(PowerDomain("row", 2700.0),))
+    [one] = made(both).reservations
+    [name] = {*one.placement.nodes}
+    assert one.placement.power_cap == 0.5
+    other = next(node.name for node in nodes if node.name != name)
+    fewer = tuple(replace(node, tells_boards=node.name == other) for node in nodes)
+    [again] = made(replace(both, nodes=fewer, reservations=(one,))).reservations
+    assert {*again.placement.nodes} == {other}
+    free = replace(both, nodes=fewer, reservations=(one,), jobs=both.jobs[1:])
+    [action] = made(free).actions
+    assert action.to is not None
+    assert (action.to.nodes, action.to.power_cap) == ((other,), 0.5)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_promises_are_kept_while_small_jobs_arrive(seed: int) -> None:
     """Jobs end when they were expected to. Small ones with watts enough arrive all the time; the large one starts when it
