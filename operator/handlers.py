@@ -151,6 +151,7 @@ class Handlers:
             curves=self.profiles.curves,
             draws=self.profiles.draws,
             engine=EngineImage(self._rendering.workloads_image, settings.workloads_digests),
+            wake=rounds.wake,
         )
 
     async def training_job(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:

@@ -43,6 +43,7 @@ from busbar.operator.power.reconcile import Seen, reconcile
 from busbar.operator.power.replica_draws import replica_draws
 from busbar.operator.power.rings import Series
 from busbar.operator.power.taints import taints
+from busbar.operator.power.telling import TellingNodes
 from busbar.operator.power.view import picture, series_of
 from busbar.operator.power.work import NodeWork, node_work
 from busbar.operator.profiles.paces import LimitCurves
@@ -99,6 +100,7 @@ class PowerKeeper:
         curves: LimitCurves | None = None,
         engine: EngineImage | None = None,
         draws: PhaseDraws | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -108,6 +110,7 @@ class PowerKeeper:
             curves: what limits cost; learns from the jobs and replicas here.
             engine: the platform's own image, whose replicas teach; None: none does.
             draws: what boards of replicas draw by phase; learns here too.
+            wake: called where more or fewer nodes may be shared under power caps.
         """
         self._replicas, self._prompt_shares = replicas, PromptShares()
         self._trainers, self.curves = trainers, curves or LimitCurves()
@@ -115,6 +118,7 @@ class PowerKeeper:
         self._holders = BoardHolders()
         self.boards: Mapping[str, Boards] = {}
         """Who holds them, by node of which it is known; as of the last tick."""
+        self._telling, self._wake = TellingNodes(), wake
         self._own_replicas, self.draws = OwnReplicas(engine or EngineImage("")), draws or PhaseDraws()
         self._limited_replicas = LimitedReplicas(self._own_replicas, lambda: caches.profiles.items.values())
         self._prices = prices
@@ -181,6 +185,7 @@ class PowerKeeper:
         found = self.membership
         pods, pools = caches.pods.items.values(), tuple(caches.pools.items.values())
         self.boards = self._holders.look(gatherer.readings, caches.nodes.items, pods, pools)
+        self._tell(found, now_s)
         if self._energy is not None:
             self._energy.tick(gatherer.readings, found, now_s, self.boards)
         draws = replica_draws(gatherer.readings, pods, self._replicas, self._own_replicas, fresh_from_s)
@@ -280,6 +285,13 @@ class PowerKeeper:
             for key, job in caches.jobs.items.items()
             if (known := self.curves.cost(run_of(job))) is not None
         )
+
+    def _tell(self, found: Membership, now_s: float) -> None:
+        """Says on which nodes each board can be limited by itself."""
+        telling = self._telling.look(filter(found.is_limited, self.boards), now_s)
+        if telling != self._caches.telling:
+            self._caches.telling = telling
+            self._wake()
 
     def _taint(self, found: Membership, now_s: float) -> None:
         """Begins to put and take away the taints of nodes, a few at a time."""

@@ -78,6 +78,8 @@ class SnapshotBuilder:
         self._places = Capacities()
         self._feeds = PowerDomains()
         self._feeds_changed = True
+        self._telling: frozenset[str] = frozenset()
+        """Nodes of which it is known which pods hold which board."""
         self._silent: frozenset[str] = frozenset()
         """Nodes that do not answer: other replicas start beside those that are there."""
         self._silence_changed = False
@@ -149,6 +151,11 @@ class SnapshotBuilder:
                 self._stale.update(Item(SERVICE, name) for names in self._serving.values() for name in names)
             self._changed.add(kind)
             self._unlearned = self._unlearned or _terms(kind, old) != _terms(kind, obj)
+
+    def tell_boards(self, nodes: frozenset[str]) -> None:
+        """Of these nodes it is known now which pods hold which board."""
+        self._feeds_changed = self._feeds_changed or nodes != self._telling
+        self._telling = nodes
 
     def _owner_changed(self, kind: str, key: Key, old: Any, new: Any) -> None:
         item = Item(kind, key)
@@ -317,7 +324,8 @@ class SnapshotBuilder:
         domains = tuple(self._objects[DOMAIN].values())
         seen = {key.name: node for key, node in self._objects[NODE].items()} if domains else {}
         changed, self._feeds_changed = self._feeds_changed, False
-        return self._feeds.follow(domains, seen, self._places.nodes(), self._places.pools, changed=changed)
+        places = self._places
+        return self._feeds.follow(domains, seen, places.nodes(), places.pools, self._telling, changed=changed)
 
     def _follow_claims(self, now: datetime, *, full: bool) -> None:
         """Makes the claims of stale objects again, and then says of each pod concerned who accounts for it."""

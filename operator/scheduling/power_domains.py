@@ -38,6 +38,7 @@ class PowerDomains:
         seen: Mapping[str, Node],
         nodes: tuple[SNode, ...],
         pools: tuple[AcceleratorPool, ...],
+        telling: frozenset[str] = frozenset(),
         *,
         changed: bool,
     ) -> tuple[tuple[SDomain, ...], tuple[SNode, ...]]:
@@ -45,7 +46,8 @@ class PowerDomains:
 
         Args:
             seen: all nodes, also those of no pool.
-            changed: whether a domain, a pool or a node of `seen` is another one than the last time.
+            telling: nodes of which it is known which pods hold which board.
+            changed: whether a domain, a pool, a node of `seen` or what is told is another one than the last time.
         """
         if all(domain.spec.policy is Policy.OBSERVE for domain in domains):
             self._hung.clear()
@@ -53,7 +55,7 @@ class PowerDomains:
             return self._made
         if changed or self._given is not nodes:
             self._given = nodes
-            self._make(domains, seen, nodes, pools)
+            self._make(domains, seen, nodes, pools, telling)
         return self._made
 
     def _make(
@@ -62,6 +64,7 @@ class PowerDomains:
         seen: Mapping[str, Node],
         nodes: tuple[SNode, ...],
         pools: Iterable[AcceleratorPool],
+        telling: frozenset[str],
     ) -> None:
         found = membership(domains, seen.values())
         sound = {
@@ -92,22 +95,20 @@ class PowerDomains:
         holding = {domain.metadata.name for domain in domains if holds_boards(domain)}
         hung = {
             node.name: self._with_domain(
-                node, leaf.get(node.name, ""), holding.issuperset(found.feeds.get(node.name, ("",)))
+                node,
+                leaf.get(node.name, ""),
+                holding.issuperset(found.feeds.get(node.name, ("",))),
+                node.name in telling,
             )
             for node in nodes
         }
         self._hung = {node.name: (node, hung[node.name]) for node in nodes}
         self._made = self._made[0] if made == self._made[0] else made, tuple(hung.values())
 
-    def _with_domain(self, node: SNode, domain: str, holds: bool) -> SNode:
+    def _with_domain(self, node: SNode, domain: str, holds: bool, tells: bool) -> SNode:
         known = self._hung.get(node.name)
-        if (
-            known is not None
-            and known[0] is node
-            and (known[1].domain, known[1].limits_boards) == (domain, holds)
-        ):
-            return known[1]
-        return replace(node, domain=domain, limits_boards=holds) if domain else node
+        hung = replace(node, domain=domain, limits_boards=holds, tells_boards=tells) if domain else node
+        return known[1] if known is not None and known[0] is node and known[1] == hung else hung
 
 
 def holds_boards(domain: PowerDomain) -> bool:

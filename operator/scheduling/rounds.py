@@ -124,6 +124,8 @@ class Work:
 
     changes: Changes
     everything: ClusterObjects | None
+    telling: frozenset[str]
+    """Nodes of which it is known which pods hold which board."""
     forecasts: Mapping[str, Forecast]
     now: datetime
     full: bool
@@ -280,7 +282,8 @@ class Rounds:
         """One round."""
         started = time.perf_counter()
         everything = ClusterObjects.of(self._caches) if self._builder is None else None
-        work = Work(self._changes, everything, self.forecasts, utc_now(), full or self._last is None)
+        telling = self._caches.telling
+        work = Work(self._changes, everything, telling, self.forecasts, utc_now(), full or self._last is None)
         self._changes, self.forecasts = {}, {}
         try:
             decided = await asyncio.to_thread(self._round, work)
@@ -357,6 +360,7 @@ class Rounds:
         else:
             for (kind, key), obj in work.changes.items():
                 builder.put(kind, key, obj)
+            builder.tell_boards(work.telling)
         snapshot = builder.snapshot(work.now, full=work.full)
         self._builder = builder
         return builder, snapshot

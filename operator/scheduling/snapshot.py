@@ -57,6 +57,8 @@ class ClusterObjects:
     domains: tuple[PowerDomain, ...] = ()
     volume_claims: frozenset[Key] | None = None
     """PersistentVolumeClaims that exist; None: not known."""
+    telling: frozenset[str] = frozenset()
+    """Nodes of which it is known which pods hold which board."""
 
     @classmethod
     def of(cls, caches: Caches) -> ClusterObjects:
@@ -70,6 +72,7 @@ class ClusterObjects:
             tuple(caches.profiles.items.values()),
             tuple(caches.power_domains.items.values()),
             frozenset(caches.volume_claims.items),
+            caches.telling,
         )
 
     def all(self) -> Iterator[tuple[str, Key, Any]]:
@@ -92,6 +95,7 @@ def builder_of(seen: ClusterObjects, half_life_s: float = HALF_LIFE_S) -> Snapsh
     builder = SnapshotBuilder(half_life_s)
     for kind, key, obj in seen.all():
         builder.put(kind, key, obj)
+    builder.tell_boards(seen.telling)
     return builder
 
 

@@ -336,7 +336,7 @@ def _fleet(state: _State, seen: Seen, slo: Slo) -> Fleet:
     if capped:
         fleet.plan_soon()
     # What replicas do under the caps that the status has is known with the first room.
-    state.columns_at_s = 0.0 if seen.room is None and state.capping.caps else seen.now_s
+    state.columns_at_s = 0.0 if state.capping.waits else seen.now_s
     return fleet
 
 

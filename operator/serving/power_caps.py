@@ -33,6 +33,10 @@ from busbar.scheduler.autoscale.caps import (
 from busbar.scheduler.autoscale.columns import Column, LimitKind, Limits
 from busbar.scheduler.errors import ServingModelError
 
+LOST_S = 30.0
+"""So long a cap stays where replicas cannot be limited any more by the last room: an operator that has just started hears of
+boards some seconds after its first round."""
+
 
 @dataclass
 class Capping:
@@ -44,6 +48,10 @@ class Capping:
     """Why they changed last, as sentences."""
     ways: Ways = field(default_factory=lambda: Ways({}))
     changed_at_s: float = -math.inf
+    lost_at_s: float = math.inf
+    """Since when replicas cannot be limited in a pool with a cap; inf: they can."""
+    waits: bool = False
+    """Whether the caps stay until it is known where replicas can be limited."""
 
     def decide(
         self,
@@ -65,6 +73,12 @@ class Capping:
         self.ways = ways
         before = self.caps if self.caps is not None else caps_of(seen.service)
         if seen.room is None:  # nothing is known of watts before the scheduler's first round
+            self.caps, self.waits = before, bool(before)
+            return False
+        lost = not before.keys() <= seen.room.boards.keys()
+        self.lost_at_s = min(self.lost_at_s, seen.now_s) if lost else math.inf
+        self.waits = lost and seen.now_s - self.lost_at_s < LOST_S
+        if self.waits:
             self.caps = before
             return False
         rows, there = seen.room.rows, _by_pool(seen)

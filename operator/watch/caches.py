@@ -81,6 +81,8 @@ class Caches:
         self.tenants: Cache[Tenant] = self._cache(TENANTS, Tenant)
         self.profiles: Cache[PerformanceProfile] = self._cache(PERFORMANCE_PROFILES, PerformanceProfile)
         self.power_domains: Cache[PowerDomain] = self._cache(POWER_DOMAINS, PowerDomain)
+        self.telling: frozenset[str] = frozenset()
+        """Nodes of which it is known which pods hold which board: no object says it, and the keeper of the power domains sets it."""
         self._tenant_of: Mapping[str, str] | None = None  # None: a tenant has changed
         self._owned: dict[tuple[str, Key], dict[Key, None]] = {}
         self._charged: dict[str, dict[str, tuple[str, ChargedLoss]]] = {}

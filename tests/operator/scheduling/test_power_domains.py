@@ -96,6 +96,26 @@ def test_jobs_may_run_under_caps_where_the_domains_own_agents_hold_all_boards() 
     assert not any(one.limits_boards for one in build(seen(row, observing), NOW).nodes)
 
 
+def test_of_nodes_on_domains_that_limit_the_snapshot_says_whether_it_is_known_who_holds_their_boards() -> (
+    None
+):
+    limited = domain("red", 10_000.0, None, "Lease", 500.0, rack="red")
+    both = frozenset({"n0", "n1"})
+    assert {one.name: one.tells_boards for one in build(seen(limited, telling=both), NOW).nodes} == {
+        "n0": True,
+        "n1": False,
+    }
+    builder = builder_of(seen(limited))
+    before = builder.snapshot(NOW)
+    assert not any(one.tells_boards for one in before.nodes)
+    builder.tell_boards(both)
+    after = builder.snapshot(NOW, full=False)
+    assert [one.tells_boards for one in after.nodes] == [True, False]
+    assert builder.snapshot(NOW, full=False).nodes is after.nodes
+    builder.tell_boards(frozenset())
+    assert builder.snapshot(NOW, full=False).nodes == before.nodes
+
+
 def test_a_node_of_no_pool_counts_with_what_is_stated_for_it() -> None:
     limited = domain("red", 10_000.0, None, "Lease", 500.0, rack="red")
     limited.spec.unreported_node_watts = 6500.0

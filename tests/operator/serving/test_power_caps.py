@@ -174,6 +174,33 @@ def test_an_operator_that_restarts_keeps_the_caps_of_the_status() -> None:
     assert away.run(1, None).caps is None, "nothing is known: what the status has stays"
 
 
+def test_a_cap_stays_for_a_while_where_replicas_cannot_be_limited_any_more() -> None:
+    world = limited(130.0)
+    rate = each(world)
+    world.run(90, 3.2 * rate)
+    known, unknown = room(130.0), replace(room(130.0), boards={})
+    world.room = unknown
+    assert percent(world.run(25, 3.2 * rate)) == {"l4": 60}, "an agent starts anew"
+    world.room = known
+    assert percent(world.run(31, 3.2 * rate)) == {"l4": 60}
+    world.room = unknown
+    plan = world.run(65, 3.2 * rate)
+    assert percent(plan) == {}
+    assert "cannot be limited there any more" in plan.caps_reason
+
+
+def test_an_operator_that_starts_keeps_caps_until_it_has_heard_of_boards() -> None:
+    rows = [{"pool": "l4", "replicas": 3, "desired": 3, "powerCapPercent": 60}]
+    again = limited(130.0, desired=3, rows=rows)
+    again.room = replace(room(130.0), boards={})
+    for _ in range(3):
+        again.start("l4", 0)
+    rate = each(again)
+    assert percent(again.run(5, 3.2 * rate)) == {"l4": 60}
+    again.room = room(130.0)
+    assert percent(again.run(5, 3.2 * rate)) == {"l4": 60}
+
+
 # -- status, claims and pods -------------------------------------------------------------------------------
 
 
