@@ -298,7 +298,7 @@ class Handlers:
             pools={k.name: p for k, p in self._caches.pools.items.items()},
             demand=self._demand.of(key) if self._settings.gateway_url else None,
             readings=self._prober.serving,
-            held_nodes=self.power.held.names,
+            held_pods=self.power.held.uids,
             asked=self._prober.asked.get(DRAIN_PATH, {}),
             changing=frozenset(
                 uid

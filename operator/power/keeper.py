@@ -26,7 +26,7 @@ from busbar.operator.decisions import Decision
 from busbar.operator.errors import Fenced, LaneFull
 from busbar.operator.pods.engine_image import EngineImage
 from busbar.operator.power.board_holders import BoardHolders, Boards
-from busbar.operator.power.board_limits import HeldNodes
+from busbar.operator.power.board_limits import HeldPods
 from busbar.operator.power.draw import Draw, Overrun, draw_of, watched
 from busbar.operator.power.energy import EnergyBook
 from busbar.operator.power.gatherer import Gatherer, Source, sources
@@ -114,7 +114,7 @@ class PowerKeeper:
         """
         self._replicas, self._prompt_shares = replicas, PromptShares()
         self._trainers, self.curves = trainers, curves or LimitCurves()
-        self.held = HeldNodes()
+        self.held = HeldPods()
         self._holders = BoardHolders()
         self.boards: Mapping[str, Boards] = {}
         """Who holds them, by node of which it is known; as of the last tick."""
@@ -188,7 +188,9 @@ class PowerKeeper:
         self._tell(found, now_s)
         if self._energy is not None:
             self._energy.tick(gatherer.readings, found, now_s, self.boards)
-        draws = replica_draws(gatherer.readings, pods, self._replicas, self._own_replicas, fresh_from_s)
+        draws = replica_draws(
+            gatherer.readings, pods, self._replicas, self._own_replicas, fresh_from_s, self.boards
+        )
         self.draws.look(draws, now_s)
         self.preemptions.look(found, gatherer.readings, self.lessor.counted_w, now_s)
         for name in [n for n in self.feeds if n not in found.domains]:
@@ -213,12 +215,15 @@ class PowerKeeper:
         works = node_work(self.membership, pods.values(), jobs, caches.services.items, shares, self.boards)
         fresh_from_s = now_s - self._settings.power_fresh_s
         readings = self.gatherer.readings
-        runs = limited_runs(self.membership, readings, pods.values(), jobs, self._trainers, fresh_from_s)
+        boards = self.boards
+        runs = limited_runs(
+            self.membership, readings, pods.values(), jobs, self._trainers, fresh_from_s, boards
+        )
         runs += self._limited_replicas.look(
-            self.membership, readings, pods.values(), self._replicas, fresh_from_s
+            self.membership, readings, pods.values(), self._replicas, fresh_from_s, boards
         )
         self.curves.look(runs, now_s)
-        self.held.look(readings, fresh_from_s, now_s)
+        self.held.look(readings, pods.values(), boards, fresh_from_s, now_s)
         return with_curves(works, runs, self.curves, now_s)
 
     async def handle(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:

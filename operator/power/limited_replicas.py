@@ -15,13 +15,15 @@ model that stays the same cancels out, and one that another model makes would no
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from busbar.kube.contracts.report import ServingReport
 from busbar.kube.contracts.workload import ServingStatus, StepSums
 from busbar.kube.types import PerformanceProfile
 from busbar.kube.types.performance_profile import StepModel
 from busbar.operator.pods.manifests import KIND_SERVICE
-from busbar.operator.power.board_limits import at_limit, in_force, limit_of
+from busbar.operator.power.board_holders import Boards
+from busbar.operator.power.board_limits import in_force, own_boards
 from busbar.operator.power.membership import Membership
 from busbar.operator.power.own_replicas import OwnReplicas
 from busbar.operator.power.readings import Reading
@@ -49,28 +51,27 @@ class LimitedReplicas:
         pods: Collection[Pod],
         told: Mapping[str, ServingStatus],
         fresh_from_s: float,
+        holders: Mapping[str, Boards] = MappingProxyType({}),
     ) -> list[LimitedRun]:
         """Of this moment: a run for each phase of each replica.
 
         Args:
             told: what serving pods said last, by uid.
             fresh_from_s: readings of before count for nothing.
+            holders: who holds the boards, by node of which it is known.
         """
         if not found.limited:
             return []
         on = [pod for pod in pods if pod.node and not pod.ended and pod.requests.devices]
-        boards: dict[str, int] = {}
+        held: dict[str, int] = {}
         for pod in on:
-            boards[pod.node] = boards.get(pod.node, 0) + sum(count for _, count in pod.requests.devices)
+            held[pod.node] = held.get(pod.node, 0) + _boards(pod)
         replicas = [pod for pod in on if pod.kind == KIND_SERVICE and found.is_limited(pod.node)]
         self._pin(replicas, told)
-        limits = {
-            node: _limit(in_force(readings.get(node), fresh_from_s), boards[node])
-            for node in {pod.node for pod in replicas}
-        }
         runs = []
         for pod in replicas:
-            part, binds = limits[pod.node]
+            reading = in_force(readings.get(pod.node), fresh_from_s)
+            part, binds = _limit(reading, pod, holders.get(pod.node), held[pod.node])
             for phase, work, counted in self._phases(pod, told.get(pod.uid)):
                 name = f"{pod.uid}/{phase}"
                 runs.append(LimitedRun(name, work, part, counted, (pod.node,), binds, pauses=True))
@@ -104,11 +105,21 @@ class LimitedReplicas:
         return found
 
 
-def _limit(reading: Reading | None, held: int) -> tuple[float | None, bool]:
-    """The limit of a node's boards, and whether it holds at least half of those that pods hold."""
+def _boards(pod: Pod) -> int:
+    return sum(count for _, count in pod.requests.devices)
+
+
+def _limit(reading: Reading | None, pod: Pod, holders: Boards | None, held: int) -> tuple[float | None, bool]:
+    """The limit of a replica's boards, and whether it holds at least half of them; where nobody says which they are, of those that
+    pods hold on the node.
+
+    Args:
+        held: boards of the node that pods hold.
+    """
     if reading is None:
         return None, False
-    return limit_of(reading), 2 * at_limit(reading) >= held
+    own = own_boards(reading, (pod,), holders)
+    return own.part, 2 * own.at_limit >= (_boards(pod) if own.known else held)
 
 
 def _report(reading: ServingStatus | None) -> ServingReport | None:

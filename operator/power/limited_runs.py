@@ -1,20 +1,22 @@
 """Which training jobs run on boards that policies limit, and under which limits; and what is known of nodes by it. Pure.
 
-A gang runs at the speed of its slowest pod, so the lowest limit of its nodes is its own. Nobody says which boards of a
-node a pod holds: where the boards of a node have different limits, a job's limit is not known.
+A gang runs at the speed of its slowest pod, so the lowest limit of its boards is its own. Where nobody says which boards of a
+node a pod holds and these have different limits, a job's limit is not known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from busbar.kube.contracts.workload import TrainingStatus
 from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob
 from busbar.kube.types.training_status import PowerUse, TrainingJobStatus
 from busbar.operator.pods.manifests import KIND_TRAINING
-from busbar.operator.power.board_limits import at_limit, in_force, limit_of
+from busbar.operator.power.board_holders import Boards
+from busbar.operator.power.board_limits import OwnBoards, in_force, own_boards
 from busbar.operator.power.membership import Membership
 from busbar.operator.power.readings import Reading
 from busbar.operator.power.work import PLAIN, NodeWork, WorkKind
@@ -32,12 +34,14 @@ def limited_runs(
     jobs: Mapping[Key, TrainingJob],
     told: Mapping[str, TrainingStatus],
     fresh_from_s: float,
+    boards: Mapping[str, Boards] = MappingProxyType({}),
 ) -> list[LimitedRun]:
     """Of this moment.
 
     Args:
         told: what training pods said last, by uid.
         fresh_from_s: readings of before count for nothing.
+        boards: who holds them, by node of which it is known.
     """
     if not found.limited:
         return []
@@ -52,8 +56,12 @@ def limited_runs(
             continue
         nodes = tuple(sorted({pod.node for pod in placed}))
         if all(map(found.is_limited, nodes)):
-            fresh = [reading for node in nodes if (reading := in_force(readings.get(node), fresh_from_s))]
-            runs.append(_run(job, job.status, placed, nodes, fresh, told))
+            own = [
+                own_boards(reading, (pod for pod in placed if pod.node == node), boards.get(node))
+                for node in nodes
+                if (reading := in_force(readings.get(node), fresh_from_s)) is not None
+            ]
+            runs.append(_run(job, job.status, placed, nodes, own, told))
     return runs
 
 
@@ -76,13 +84,12 @@ def _run(
     status: TrainingJobStatus,
     placed: Collection[Pod],
     nodes: tuple[str, ...],
-    readings: Collection[Reading],
+    boards: Collection[OwnBoards],
     told: Mapping[str, TrainingStatus],
 ) -> LimitedRun:
     place = status.admission
     assert place is not None
-    parts = [limit_of(reading) for reading in readings]
-    known = [part for part in parts if part is not None]
+    known = [own.part for own in boards if own.part is not None]
     lead = min(placed, key=lambda pod: pod.rank)
     verified = place.image is not None and place.image.verified
     spent = status.power_of_attempt
@@ -92,7 +99,7 @@ def _run(
         part=min(known) if len(known) == len(nodes) else None,
         told=_told(told.get(lead.uid)) if verified and lead.rank == 0 else None,
         nodes=nodes,
-        binds=any(at_limit(reading) for reading in readings),
+        binds=any(own.at_limit for own in boards),
         cap=1.0 if place.power_cap_percent is None else place.power_cap_percent / 100,
         before=UNSEEN if spent is None else Cost(float(spent.seconds), spent.slowdown),
     )

@@ -1,18 +1,21 @@
 """What the boards of replicas draw now, beside what their engines count. Pure.
 
-A node counts where replicas of one class, size and mode hold all boards that pods hold there, all of the platform's own
-engine. Nobody says which boards these are: they are taken to be those that draw most, as a board that nobody holds idles.
+Where it is known which boards a replica of the platform's own engine holds, and it shares none, it counts by itself. Elsewhere
+a node counts if replicas of one class, size and mode hold all boards that pods hold there. These are taken to be the ones
+that draw most, as a board that nobody holds idles.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from busbar.kube.contracts.workload import PhaseSteps, ServingStatus
-from busbar.operator.power.board_limits import limit_of
+from busbar.operator.power.board_holders import Boards
+from busbar.operator.power.board_limits import OwnBoards, own_boards
 from busbar.operator.power.own_replicas import OwnReplicas
-from busbar.operator.power.readings import Reading
+from busbar.operator.power.readings import Metered, Reading
 from busbar.operator.profiles.phase_draws import DrawPlace, ReplicaDraw
 from busbar.operator.watch.projections import Pod
 
@@ -23,12 +26,14 @@ def replica_draws(
     told: Mapping[str, ServingStatus],
     own: OwnReplicas,
     fresh_from_s: float,
+    boards: Mapping[str, Boards] = MappingProxyType({}),
 ) -> list[ReplicaDraw]:
-    """Of this moment, one for each node.
+    """Of this moment, one for each replica whose boards are known, and one for each node of which nobody says it.
 
     Args:
         told: what serving pods said last, by uid.
         fresh_from_s: readings of before count for nothing.
+        boards: who holds them, by node of which it is known.
     """
     on: dict[str, list[Pod]] = {}
     for pod in pods:
@@ -37,17 +42,21 @@ def replica_draws(
             continue
         if pod.requests.devices and not pod.ended:
             on.setdefault(pod.node, []).append(pod)
-    found = []
+    draws: list[ReplicaDraw | None] = []
     for node, here in on.items():
-        draw = _of_node(node, readings[node], here, told, own)
-        if draw is not None:
-            found.append(draw)
-    return found
+        reading, holders = readings[node], boards.get(node)
+        if holders is None:
+            draws.append(_draw(node, own_boards(reading, here, None), here, told, own))
+            continue
+        alone = {uuid: keys for uuid, keys in holders.items() if len(keys) == 1}
+        draws += [_draw(node, own_boards(reading, (pod,), alone), [pod], told, own) for pod in here]
+    return [draw for draw in draws if draw is not None]
 
 
-def _of_node(
-    node: str, reading: Reading, here: list[Pod], told: Mapping[str, ServingStatus], own: OwnReplicas
+def _draw(
+    node: str, at: OwnBoards, here: Sequence[Pod], told: Mapping[str, ServingStatus], own: OwnReplicas
 ) -> ReplicaDraw | None:
+    """Of replicas on a node that hold these boards, or some of them where nobody says which."""
     places, steps = set(), []
     for pod in here:
         known = _told(pod, told.get(pod.uid), own)
@@ -55,8 +64,9 @@ def _of_node(
             return None
         places.add(known[0])
         steps.append(known[1])
-    part, boards = limit_of(reading), sorted(reading.boards.values(), key=lambda board: -board.watts)
+    boards: list[Metered] = sorted(at.boards, key=lambda board: -board.watts)
     held = boards[: sum(count for pod in here for _, count in pod.requests.devices)]
+    part = at.common
     if len(places) > 1 or part is None or not held:
         return None
     return ReplicaDraw(

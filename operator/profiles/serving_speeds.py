@@ -33,12 +33,12 @@ def measured(
     places: Iterable[tuple[Pod, Placement | None]],
     readings: Mapping[str, ServingStatus],
     engine: EngineImage,
-    held_nodes: Collection[str] = (),
+    held_pods: Collection[str] = (),
 ) -> list[MeasuredReplica]:
     """One line for each placement and class for which a replica has measured a speed.
 
     Args:
-        held_nodes: nodes whose boards power limits have held lately.
+        held_pods: uids of pods whose boards power limits have held lately.
     """
     best: dict[tuple[str, str, int, str], tuple[tuple[bool, bool, int], MeasuredReplica]] = {}
     for pod, placement in places:
@@ -46,7 +46,7 @@ def measured(
         report = reading.report if reading is not None else None
         if placement is None or report is None or report.step_model is None:
             continue
-        held = pod.node in held_nodes
+        held = pod.uid in held_pods
         line = _line(placement, report, verified=check(None, (pod,), engine).verified, limited=held)
         place = _place(line)
         rank = (line.verified, not line.limited, report.step_model.steps)

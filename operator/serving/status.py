@@ -153,7 +153,7 @@ def _measured(view: ServiceView, alive: list[Pod]) -> list[MeasuredReplica] | No
     if view.service.spec.suspend and not alive:
         return None
     engine = EngineImage(view.rendering.workloads_image, view.settings.workloads_digests)
-    lines = measured(((pod, place_of(pod)) for pod in alive), view.readings, engine, view.held_nodes)
+    lines = measured(((pod, place_of(pod)) for pod in alive), view.readings, engine, view.held_pods)
     return remembered(view.status.measured, lines) or None
 
 

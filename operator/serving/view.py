@@ -48,7 +48,7 @@ class ServiceView:
     pools: Mapping[str, AcceleratorPool] = field(default_factory=dict)
     demand: ServiceDemand | None = None  # None: there is no gateway, or it does not answer
     readings: Mapping[str, ServingStatus] = field(default_factory=dict)  # by pod uid
-    held_nodes: frozenset[str] = frozenset()  # power limits have held their boards lately
+    held_pods: frozenset[str] = frozenset()  # uids; power limits have held their boards lately
     asked: Mapping[str, bool] = field(default_factory=dict)  # by pod uid: POST /drain
     changing: frozenset[str] = frozenset()  # uids of pods that are answering POST /sleep or /wake_up now
     scaling: ScalingState | None = None  # the autoscaler's state; None after a restart

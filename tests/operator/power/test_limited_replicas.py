@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from busbar.kube.contracts.workload import ServingStatus, StepSums
 from busbar.kube.types import PerformanceProfile
 from busbar.operator.pods.engine_image import EngineImage
 from busbar.operator.power import own_replicas
+from busbar.operator.power.board_holders import Boards
 from busbar.operator.power.limited_replicas import SETTLED_STEPS, LimitedReplicas
 from busbar.operator.power.limited_runs import with_curves
 from busbar.operator.power.membership import membership
@@ -70,10 +71,11 @@ def runs(
     told: ServingStatus | None = None,
     readings: Sequence[Reading] = (reading("n0", 300.0, 300.0),),
     profiles: Sequence[PerformanceProfile] | None = None,
+    boards: Mapping[str, Boards] | None = None,
 ) -> list[LimitedRun]:
     replicas = LimitedReplicas(OwnReplicas(ENGINE), lambda: (known(),) if profiles is None else profiles)
     answers = {pod.uid: told or tells() for pod in pods}
-    return replicas.look(FEED, {each.node: each for each in readings}, pods, answers, 97.0)
+    return replicas.look(FEED, {each.node: each for each in readings}, pods, answers, 97.0, boards or {})
 
 
 def test_the_pace_of_each_phase_is_the_time_that_the_model_has_for_its_steps() -> None:
@@ -163,6 +165,18 @@ def test_a_limit_holds_replicas_where_it_holds_half_of_the_boards_that_pods_have
     one_of_four = replace(one_of_four, meters=boards)
     assert [run.binds for run in runs(on("n0"), readings=[one_of_four])] == [True, True]
     assert {run.binds for run in runs(on("n0"), on("n0", index=1), readings=[one_of_four])} == {False}
+
+
+def test_where_it_is_known_which_boards_replicas_hold_each_has_the_limit_of_its_own() -> None:
+    low, high = on("n0"), on("n0", 1, index=1)
+    uneven = reading("n0", 200.0, 240.0, 400.0)
+    idle = replace(uneven, meters={**uneven.meters, "n0-2": replace(uneven.meters["n0-2"], watts=90.0)})
+    own: Boards = {"n0-0": (low.key,), "n0-1": (low.key,), "n0-2": (high.key,)}
+    found = runs(low, high, readings=[idle], boards={"n0": own})
+    assert [(run.part, run.binds) for run in found] == [(0.5, True)] * 2 + [(1.0, False)] * 2
+    assert {run.part for run in runs(low, high, readings=[idle])} == {None}
+    late = runs(low, high, readings=[idle], boards={"n0": {**own, "n0-2": ()}})
+    assert [run.part for run in late] == [0.5, 0.5, None, None], "it is not known yet where one is"
 
 
 def test_replicas_on_nodes_that_nothing_limits_or_without_boards_are_left_out() -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.operator.builders import ENGINE, job, pod
+from tests.operator.builders import ENGINE, job, pod, replica
 from tests.operator.power.parts import domain, node
 
 from busbar.kube.contracts.power import Backend, LimitsReport
 from busbar.kube.contracts.workload import StepPhaseSeconds, TrainingStatus
 from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob
-from busbar.operator.power.board_limits import HELD_S, HeldNodes
+from busbar.operator.power.board_holders import Boards
+from busbar.operator.power.board_limits import HELD_S, HeldPods
 from busbar.operator.power.limited_runs import limited_runs, power_use, with_curves
 from busbar.operator.power.membership import membership
 from busbar.operator.power.readings import HOST, Metered, Reading
@@ -58,11 +60,14 @@ def gang(*nodes: str, verified: bool = True, **status: Any) -> tuple[dict[Key, T
 
 
 def runs(
-    made: tuple[dict[Key, TrainingJob], list[Pod]], *readings: Reading, told: TrainingStatus | None = TOLD
+    made: tuple[dict[Key, TrainingJob], list[Pod]],
+    *readings: Reading,
+    told: TrainingStatus | None = TOLD,
+    boards: Mapping[str, Boards] | None = None,
 ) -> list[LimitedRun]:
     jobs, pods = made
     answers = {} if told is None else {"pod-0": told}
-    return limited_runs(FEED, {each.node: each for each in readings}, pods, jobs, answers, 97.0)
+    return limited_runs(FEED, {each.node: each for each in readings}, pods, jobs, answers, 97.0, boards or {})
 
 
 def test_a_gang_has_the_lowest_limit_of_its_nodes_and_what_its_first_pod_tells() -> None:
@@ -93,6 +98,25 @@ def test_a_limit_that_is_not_known_of_every_node_is_not_known(wrong: Reading) ->
     assert found.part is None
     (found,) = runs(gang("n0", "n1"), reading("n0", 200.0, 200.0), reading("n1", 200.0, 200.0))
     assert found.part == 0.5
+
+
+def test_where_it_is_known_which_boards_a_job_holds_the_limits_of_others_do_not_count() -> None:
+    made = gang("n0", "n1")
+    pods = [each.key for each in made[1]]
+    uneven = reading("n0", 200.0, 200.0, 400.0, 100.0), reading("n1", 240.0, 260.0, 400.0, draws=0.5)
+    own: dict[str, Boards] = {
+        "n0": {"n0-0": (pods[0],), "n0-1": (pods[0],), "n0-2": (), "n0-3": (Key("team", "other"),)},
+        "n1": {"n1-0": (pods[1],), "n1-1": (pods[1],), "n1-2": (Key("team", "other"),)},
+    }
+    assert runs(made, *uneven)[0].part is None
+    (found,) = runs(made, *uneven, boards=own)
+    assert (found.part, found.binds) == (0.5, True)
+    idle = replace(uneven[0], meters={u: replace(m, watts=60.0) for u, m in uneven[0].meters.items()})
+    busy = {**idle.meters, "n0-3": replace(idle.meters["n0-3"], watts=100.0)}
+    (found,) = runs(made, replace(idle, meters=busy), uneven[1], boards=own)
+    assert (found.part, found.binds) == (0.5, False), "what holds another's board does not hold it"
+    late = {**own, "n0": dict.fromkeys(own["n0"], ())}
+    assert runs(made, *uneven, boards=late)[0].part is None, "it is not known yet"
 
 
 def test_boards_without_a_limit_have_all_that_they_can_draw() -> None:
@@ -188,16 +212,24 @@ def test_a_job_is_told_its_limit_and_what_limits_have_cost() -> None:
     ],
     ids=["one board of two", "it draws less", "its nameplate", "no limit", "simulated", "old"],
 )
-def test_a_node_is_held_while_a_board_draws_what_its_limit_lets_it(of: Reading, held: bool) -> None:
-    nodes = HeldNodes()
-    nodes.look({"n0": of}, 50.0, 100.0)
-    assert nodes.names == ({"n0"} if held else frozenset())
+def test_pods_of_a_node_are_held_while_a_board_draws_what_its_limit_lets_it(of: Reading, held: bool) -> None:
+    pods, on = HeldPods(), [replica(0, node="n0"), replica(1, node="n1")]
+    pods.look({"n0": of}, on, {}, 50.0, 100.0)
+    assert pods.uids == ({on[0].uid} if held else frozenset())
 
 
-def test_a_node_counts_as_held_for_two_minutes_more() -> None:
-    nodes, free = HeldNodes(), {"n0": reading("n0", None)}
-    nodes.look({"n0": reading("n0", 200.0)}, 50.0, 100.0)
-    nodes.look(free, 50.0, 100.0 + HELD_S - 1)
-    assert nodes.names == {"n0"}
-    nodes.look(free, 50.0, 100.0 + HELD_S)
-    assert nodes.names == frozenset()
+def test_a_pod_counts_as_held_for_two_minutes_more() -> None:
+    pods, free, on = HeldPods(), {"n0": reading("n0", None)}, [replica(0, node="n0")]
+    pods.look({"n0": reading("n0", 200.0)}, on, {}, 50.0, 100.0)
+    pods.look(free, on, {}, 50.0, 100.0 + HELD_S - 1)
+    assert pods.uids == {on[0].uid}
+    pods.look(free, on, {}, 50.0, 100.0 + HELD_S)
+    assert pods.uids == frozenset()
+
+
+def test_of_pods_that_share_a_node_those_are_held_whose_boards_are_or_may_be() -> None:
+    held, free, late, gone = (replica(index, node="n0") for index in range(4))
+    boards: dict[str, Boards] = {"n0": {"n0-0": (held.key,), "n0-1": (free.key,), "n0-2": ()}}
+    pods, of = HeldPods(), {"n0": reading("n0", 200.0, 400.0, 400.0)}
+    pods.look(of, [held, free, late, replace(gone, phase="Failed")], boards, 50.0, 100.0)
+    assert pods.uids == {held.uid, late.uid}

@@ -25,11 +25,14 @@ from busbar.scheduler.power import Phase
 from busbar.scheduler.power.curves import slowdown
 
 
-def test_replicas_on_limited_nodes_teach_what_limits_cost_and_what_boards_draw() -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_replicas_on_limited_boards_teach_what_limits_cost_and_what_boards_draw(shared: bool) -> None:
+    """`shared`: another replica of the class has a board of the node without a limit."""
     of, pod, engine, told = caches(), on("n0"), Replica(), dict[str, ServingStatus]()
+    other, second_engine = on("n0", 1, index=1), Replica()
     of.power_domains.items = {Key("", "rack"): domain("rack", 9000.0, None, "Lease", 200.0, rack="a")}
     of.nodes.items = {Key("", "n0"): node("n0", rack="a")}
-    of.pods.items = {pod.key: pod}
+    of.pods.items = {pod.key: pod} | ({other.key: other} if shared else {})
     of.services.items = {Key("team", "web"): service()}
     of.profiles.items = {Key("", CLASS): known()}
     clock = [0.0]
@@ -48,9 +51,15 @@ def test_replicas_on_limited_nodes_teach_what_limits_cost_and_what_boards_draw()
         clock[0] = float(second)
         part = 1.0 if second // 120 % 2 else 0.6
         answer = engine.second(second, part)
+        also = second_engine.second(second, 1.0)
         if second % 6 == 0:
             told[pod.uid] = answer
-        limited = reading("n0", 400.0 * part, 400.0 * part)
+            told[other.uid] = also
+        limited = reading("n0", 400.0 * part, 400.0 * part, *([400.0] if shared else []))
+        if shared:
+            owners = {"n0-0": pod, "n0-1": pod, "n0-2": other}
+            says = {u: replace(limited.meters[u], pods=("/".join(p.key),)) for u, p in owners.items()}
+            limited = replace(limited, meters={**limited.meters, **says})
         keeper.gatherer.readings["n0"] = replace(limited, at_s=clock[0])
         keeper.tick()
         works = keeper.works()

@@ -11,6 +11,7 @@ from tests.operator.power.test_limited_runs import reading
 from busbar.kube.contracts.power import Backend
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.operator.pods.manifests import KIND_TRAINING
+from busbar.operator.power.board_holders import Boards
 from busbar.operator.power.own_replicas import OwnReplicas
 from busbar.operator.power.readings import Reading
 from busbar.operator.power.replica_draws import replica_draws
@@ -41,6 +42,25 @@ def test_the_boards_that_draw_most_are_those_that_replicas_hold() -> None:
     assert found.prefill_s == pytest.approx(1.2)
     assert found.decode_s == DECODES.seconds
     assert found.name != draws(one)[0].name, "other replicas on the node are another row of minutes"
+
+
+def test_where_it_is_known_which_boards_replicas_hold_each_counts_by_itself_whatever_else_is_there() -> None:
+    boards = dict(reading("n0", 200.0, 400.0, 300.0, 300.0).meters)
+    for name, watts in (("n0-0", 180.0), ("n0-1", 390.0), ("n0-2", 210.0), ("n0-3", 190.0)):
+        boards[name] = replace(boards[name], watts=watts)
+    at = {"n0": replace(FOUR, meters=boards)}
+    one, two, three = on("n0", 1), on("n0", 2, index=2), on("n0", 1, index=3)
+    training = replace(on("n0", 1, index=1), kind=KIND_TRAINING)
+    pods, told = [one, training, two], {pod.uid: tells() for pod in (one, two, three)}
+    own: Boards = {"n0-0": (one.key,), "n0-1": (training.key,), "n0-2": (two.key,), "n0-3": (two.key,)}
+
+    def found(holds: Boards) -> list[tuple[int, float, float]]:
+        draws = replica_draws(at, [*pods, three], told, OwnReplicas(ENGINE), 97.0, {"n0": holds})
+        return [(draw.place.accelerators, draw.part, draw.board_w) for draw in draws]
+
+    assert found(own) == [(1, 0.5, 180.0), (2, 0.75, 200.0)]
+    assert found({**own, "n0-0": (one.key, three.key)}) == [(2, 0.75, 200.0)], "two share a board"
+    assert found({**own, "n0-1": (two.key,)}) == [(1, 0.5, 180.0)], "its boards have different limits"
 
 
 def test_watts_need_no_limits() -> None:

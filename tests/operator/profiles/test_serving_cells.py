@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -93,11 +92,11 @@ def test_a_replicas_speed_is_shared_only_after_its_image_was_checked(
 
 
 def test_what_limits_slowed_down_is_the_services_alone_and_takes_no_shared_speed_away() -> None:
-    pods = [(replace(runs(index), node=f"node-{index}"), placement()) for index in (0, 1)]
+    pods = [(runs(index), placement()) for index in (0, 1)]
     readings = {runs(0).uid: serving(500), runs(1).uid: serving(90)}
-    [line] = measured(pods, readings, ENGINE, {"node-0"})
+    [line] = measured(pods, readings, ENGINE, {runs(0).uid})
     assert (line.step_model.steps, line.limited) == (90, False), "the one that nothing held, of fewer steps"
-    [line] = measured(pods[:1], readings, ENGINE, {"node-0"})
+    [line] = measured(pods[:1], readings, ENGINE, {runs(0).uid})
     assert (line.step_model.steps, line.limited) == (500, True)
     held = service(status={"measured": [line.to_wire()]})
     assert believed(held) == served((held,), CLASS) == []
