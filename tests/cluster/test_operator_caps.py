@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import engine_job
 from tests.cluster.racks import is_running, racked
 from tests.cluster.tenancy import becomes
-from tests.cluster.test_operator_leases import Rack
+from tests.cluster.test_operator_leases import NAMES, Rack
 
 from busbar.kube.client import Object
 from busbar.kube.resources import PERFORMANCE_PROFILES, POWER_DOMAINS, TRAINING_JOBS
@@ -23,7 +24,7 @@ FEED: Object = {
     "spec": {"budgetWatts": BUDGET_W, "policy": "Lease", "hostWatts": 100, "nodeSelector": {"rack": "red"}},
 }
 """Two hosts of 100 W and four A100: 452 W while they idle, 674 W more with a job on two of them, and 274 W more with one
-whose boards are limited to 200 W; 1,400 W of the 1,435 W that are left after the margin."""
+whose boards are limited to 200 W; 1,400 W of the 1,435 W that are left after the margin. With one host they are 1,300 W."""
 CONFIG = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -56,11 +57,13 @@ CELLS = [
 ]
 
 
+@pytest.mark.parametrize(("nodes", "own"), [(2, (0, 1)), (1, (2, 3))], ids=["its own node", "a shared node"])
 async def test_a_job_starts_capped_and_its_boards_are_held_until_it_is_lifted(
-    apiserver: ApiServer, tmp_path: Path
+    apiserver: ApiServer, tmp_path: Path, nodes: int, own: tuple[int, int]
 ) -> None:
-    rack = Rack(tmp_path)
-    async with racked(apiserver, rack, HOME, FEED) as cluster, rack.watched():
+    """Of four boards; `own`: those of the second job on its node."""
+    rack = Rack(tmp_path, NAMES[:nodes], boards=4 // nodes)
+    async with racked(apiserver, rack, f"{HOME}-{nodes}", FEED) as cluster, rack.watched():
         await cluster.start(power_simulator_url=rack.url)
         await cluster.until(POWER_DOMAINS, "red", lambda s: s.get("boardsLimited") is True)
         await rack.has(lambda watts: watts <= BUDGET_W)
@@ -85,12 +88,17 @@ async def test_a_job_starts_capped_and_its_boards_are_held_until_it_is_lifted(
         assert (capped["powerCapPercent"], capped["powerCapWatts"]) == (50, 200)
         assert "limited to 50%" in capped["reason"]
         [node] = {*capped["nodes"]}
-        boards = [f"SIMULATED-{node}-{i}" for i in range(2)]
+        boards = [f"SIMULATED-{node}-{i}" for i in own]
+        others = {f"SIMULATED-{node}-{i}" for i in range(rack.boards)}.difference(boards)
 
         async def limits() -> list[float]:
             return [rack.limits.get(uuid, 400.0) for uuid in boards]
 
+        async def of_others() -> list[float]:
+            return [rack.limits.get(uuid, 400.0) for uuid in others]
+
         await becomes(limits, lambda found: max(found) <= 200.0)
+        await becomes(of_others, lambda found: all(watts > 300.0 for watts in found))
         for _ in range(20):
             await asyncio.sleep(0.1)
             assert max(await limits()) <= 200.0
