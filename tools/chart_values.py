@@ -398,8 +398,8 @@ class Agent(Section):
         "Played nodes too. Nodes without limits get a taint.",
     )
     kubelet_dir: Directory = Field(
-        default="/var/lib/kubelet",
-        description="The kubelets' directory. Agents ask there, as root, which pods hold which boards; empty: they do not.",
+        default="",
+        description="The kubelets' directory, /var/lib/kubelet mostly: agents ask there, as root, which pods hold which boards.",
     )
     resources: Resources = Field(
         default_factory=lambda: Resources(limits=Amounts(cpu="", memory="128Mi")),

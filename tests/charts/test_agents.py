@@ -37,8 +37,7 @@ def test_agents_have_no_rights_and_no_token_and_are_reached_by_the_operator_alon
         pod = find(found, kind, name)["spec"]["template"]["spec"]
         assert pod["serviceAccountName"] == name
         assert pod["automountServiceAccountToken"] is False
-        mounted = ["power-key", "pod-resources"] if kind == "DaemonSet" else ["power-key"]
-        assert [volume["name"] for volume in pod["volumes"]] == mounted
+        assert [volume["name"] for volume in pod["volumes"]] == ["power-key"]
         ingress = find(found, "NetworkPolicy", name)["spec"]["ingress"]
         (source,) = ingress[0]["from"]
         assert source["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "operator"
@@ -124,7 +123,8 @@ def test_agents_that_may_set_limits_are_root_with_a_guard_and_nothing_else(
 ) -> None:
     key = tmp_path_factory.mktemp("key") / "key"
     key.write_text("k" * 64)
-    found = documents(render("busbar", *POWER, "power.agent.setLimits=true"))
+    kubelet = "power.agent.kubeletDir=/var/lib/kubelet"
+    found = documents(render("busbar", *POWER, "power.agent.setLimits=true", kubelet))
     pod = find(found, "DaemonSet", "busbar-agent")["spec"]["template"]["spec"]
     assert pod["securityContext"] == {
         "runAsUser": 0,

@@ -146,13 +146,11 @@ def test_every_pod_is_as_restricted_as_pod_security_asks(name: str) -> None:
     assert len(found) == (5 if name == "power" else 3)
     for deployment in found:
         pod = deployment["spec"]["template"]["spec"]
-        asks_kubelet = deployment["kind"] == "DaemonSet"
-        assert pod["securityContext"].get("runAsNonRoot", False) is not asks_kubelet
-        assert pod["securityContext"]["runAsUser"] == (0 if asks_kubelet else 65532)
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == 65532
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod["enableServiceLinks"] is False
-        of_host = [volume["name"] for volume in pod["volumes"] if "hostPath" in volume]
-        assert of_host == (["pod-resources"] if asks_kubelet else [])
+        assert not any("hostPath" in volume for volume in pod["volumes"])
         for container in pod["containers"]:
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
