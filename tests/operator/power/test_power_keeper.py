@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.operator.builders import SETTINGS, service
-from tests.operator.energy.test_ledger import caches
+from tests.operator.energy.test_ledger import caches, hold
 from tests.operator.power.parts import domain, node
+from tests.operator.power.parts import told as reported
 from tests.operator.power.test_limited_replicas import CLASS, ENGINE, Replica, known, on
 from tests.operator.power.test_limited_runs import reading
 
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.informer import Key
+from busbar.operator.energy.ledger import Ledger
 from busbar.operator.metrics import Metrics
 from busbar.operator.power.keeper import PowerKeeper
 from busbar.operator.power.metrics import PowerMetrics
+from busbar.operator.power.readings import Reading, read
 from busbar.operator.power.work import NodeWork
 from busbar.operator.queue.controller import Controller
 from busbar.operator.write.writer import Writer
@@ -67,3 +70,32 @@ def test_replicas_on_limited_boards_teach_what_limits_cost_and_what_boards_draw(
         assert slowdown(works["n0"].curves[phase], 0.6) == pytest.approx(1 + 0.4 * cost, rel=0.05)
     drawn = {level: draw.busy for (_, level), draw in keeper.draws.of_class(CLASS).items()}
     assert drawn == {60: pytest.approx(240.0, rel=0.01), 100: pytest.approx(400.0, rel=0.01)}
+
+
+def test_the_ledger_is_told_which_pods_hold_which_boards() -> None:
+    """Eight boards, of which each draws 10 W more than the one before it."""
+    of, metrics, clock = caches(), PowerMetrics(CollectorRegistry()), [0.0]
+    hold(of, "a", "train", "red-0", 2)
+    hold(of, "b", "web", "red-0", 3)
+    ledger = Ledger(of, metrics, fresh_s=3.0)
+    keeper = PowerKeeper(
+        of,
+        cast(Writer, None),
+        Controller(Metrics(), workers=1),
+        SETTINGS,
+        metrics,
+        energy=ledger,
+        clock=lambda: clock[0],
+    )
+    for second in range(1, 12):
+        clock[0] = float(second)
+        boards: dict[str, Any] = {f"b{i}": (10.0 * (i + 1), 10.0 * (i + 1) * second) for i in range(8)}
+        found = read(keeper.gatherer.readings.get("red-0"), reported("red-0", second, **boards), clock[0])
+        assert isinstance(found, Reading)
+        keeper.gatherer.readings["red-0"] = found
+        keeper.tick()
+    holders = [keys[0].namespace if keys else "" for keys in keeper.boards["red-0"].values()]
+    assert "".join(holders) == "aabbb"
+    assert ledger.accounts.total("uid-a", None) == pytest.approx(10 * (10 + 20))
+    assert ledger.accounts.total("uid-b", None) == pytest.approx(10 * (30 + 40 + 50))
+    assert ledger.accounts.total("uid-row/unassigned", None) == pytest.approx(10 * (60 + 70 + 80))
