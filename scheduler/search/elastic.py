@@ -75,8 +75,9 @@ def keep_pods(round_: Round, assignment: Assignment, held: Placement) -> None:
         stays = _stays(round_, assignment, room, candidate)
         if stays is not None:
             if least or not _better_elsewhere(round_, assignment, candidate):
+                waits = assignment.waits_for_release
                 round_.clear(assignment)
-                round_.put(assignment, candidate, stays)
+                round_.put(assignment, candidate, stays, release=waits)
             return
 
 

@@ -122,9 +122,10 @@ def _stop(round_: Round, victims: Iterable[Victim], shrinks: bool) -> list[tuple
         assignment, placement = victim.assignment, victim.assignment.placement
         if shrinks and placement is not None and assignment.can_shrink:
             elastic.append((assignment, placement))
+        waits = assignment.waits_for_release
         round_.clear(assignment)
         if victim.part is not None:
-            round_.put(assignment, victim.part.candidate, victim.part.stays)
+            round_.put(assignment, victim.part.candidate, victim.part.stays, release=waits)
     return elastic
 
 

@@ -133,6 +133,21 @@ def test_a_failed_preemption_leaves_everything_as_it_was(monkeypatch: pytest.Mon
     assert planned.waits_for_release
 
 
+def test_what_a_job_keeps_of_a_place_that_waits_for_a_release_waits_for_it_too() -> None:
+    leaving = _running("leaving", "b", 8)
+    assert leaving.run is not None
+    leaving = replace(leaving, run=replace(leaving.run, releasing=True))
+    grown = replace(job("grown", "b"), max_pods=8)
+    round_ = _round(cluster(leaving, grown, job("w", "a", size=4), H100=1))
+    planned, asks = (round_.assignments[JobId(f"uid-{name}")] for name in ("grown", "w"))
+    whole = next(one for one in planned.option.candidates if one.pods == 8)
+    round_.put(planned, whole, ("H100-0000",) * 8, release=True)
+    assert reclaim(round_, [asks])
+    assert planned.placement is not None
+    assert planned.placement.pods == 4
+    assert planned.waits_for_release
+
+
 @pytest.mark.parametrize(
     ("holds", "ran_s", "gives_way"),
     [(0, 301, True), (2, 301, False), (2, 899, False), (2, 901, True), (3, 1199, False), (3, 1201, True)],
