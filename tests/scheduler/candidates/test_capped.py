@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -309,7 +310,7 @@ def telling(snapshot: Snapshot, *names: str) -> Snapshot:
     return replace(snapshot, nodes=tuple(nodes))
 
 
-def small(name: str, on: str = "", cap: float = 1.0, size: int = 2, **kept: object) -> Job:
+def small(name: str, on: str = "", cap: float = 1.0, size: int = 2, **kept: Any) -> Job:
     """A job of a few of a node's boards, for which caps were measured too."""
     place = replace(placed("H100", on, size=size), power_cap=cap) if on else None
     return llm(name, size, on=place, **kept)
@@ -414,3 +415,13 @@ def test_the_checker_counts_each_pod_of_a_shared_node_with_its_own_watts() -> No
     part = replace(action.to, per_pod=replace(action.to.per_pod, accelerators_m=1500))
     wrong = check_plan(both, replace(result, actions=(replace(action, to=part),)))
     assert any("a part of a board" in one for one in wrong)
+
+
+def test_a_capped_job_stays_where_nobody_says_any_more_who_holds_boards() -> None:
+    runs, waits = small("a", "H100-0000", 0.7), small("b")
+    base = shared(runs, waits, watts=2 * 480 + 2 * 700)
+    unknown = telling(base, "nobody")
+    assert acted(made(unknown)) == {"b": ("start", 1.0)}, "and its watts are counted as before"
+    alone = replace(unknown, jobs=(runs,), domains=(PowerDomain("rack", 9e4),))
+    assert made(alone).actions == (), "it is lifted when it is known again"
+    assert acted(made(telling(alone))) == {"a": ("lift", 1.0)}
