@@ -119,7 +119,8 @@ def _limit(reading: Reading | None, pod: Pod, holders: Boards | None, held: int)
     if reading is None:
         return None, False
     own = own_boards(reading, (pod,), holders)
-    return own.part, 2 * own.at_limit >= (_boards(pod) if own.known else held)
+    count = len(own.boards) if own.known else held
+    return own.part, 0 < count <= 2 * own.at_limit
 
 
 def _report(reading: ServingStatus | None) -> ServingReport | None:
