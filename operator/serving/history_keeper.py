@@ -1,7 +1,7 @@
 """Keeps the services' last day, and how their load goes over a day, over restarts of the operator: one object, written once
-a minute if something came or was spent, or five minutes of load are over.
+a minute if something came or was spent, or five minutes of load are over, and at a clean stop.
 
-What came while no operator read the gateway is not in it, and of one that was killed the last minute.
+What came while no operator read the gateway is not in it, nor the last minute of one that was killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Kept = TypeAdapter(Annotated[dict[str, History], Field(max_length=100_000)])
 
 
 class HistoryKeeper:
-    """`load` once, then `run`. The histories, by the services' uids, are those that others add to."""
+    """`load` once, then `run`, then `save`. The histories, by the services' uids, are those that others add to."""
 
     def __init__(
         self,
@@ -47,6 +47,10 @@ class HistoryKeeper:
         """Runs until cancelled; without a gateway nothing is counted, and there is nothing to keep."""
         if self._settings.gateway_url:
             await self._kept.run(self._settings.history_period_s, self._copied)
+
+    async def save(self) -> None:
+        """Writes what is not written yet, once `run` has ended."""
+        await self._kept.save(self._copied)
 
     def _copied(self) -> Callable[[], dict[str, History]]:
         copies = {uid: found.copied() for uid, found in sorted(self._histories.items())}

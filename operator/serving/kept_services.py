@@ -1,5 +1,5 @@
 """What a part of the operator keeps of each service over restarts, in one object: written where it has changed, at most once
-in a period, and without the quietest services where all would be too large.
+in a period, and once more at a clean stop, without the quietest services where all would be too large.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
 
-from busbar.kube.errors import ApiError, ConnectionFailed, Forbidden
+from busbar.kube.errors import ApiError, Conflict, ConnectionFailed, Forbidden
 from busbar.operator.errors import Fenced
 from busbar.operator.write.kept_object import AGAIN_S, MOST_BYTES, KeptObject, unpacked
 
 log = logging.getLogger(__name__)
 
 Kept = TypeVar("Kept", bound=BaseModel)
+Copied = Callable[[], Callable[[], dict[str, Kept]]]
+"""Takes copies, and returns what makes of them what is kept, in another thread."""
 
 
 class KeptServices(Generic[Kept]):
-    """`load` once, then `run`."""
+    """`load` once, then `run`; and `save` when that has ended."""
 
     def __init__(
         self,
@@ -39,10 +41,12 @@ class KeptServices(Generic[Kept]):
         """
         self._kept, self._adapter, self._requests_of, self._what = kept, adapter, requests_of, what
         self._written = b""
+        self._loaded = False
 
     async def load(self) -> dict[str, Kept]:
         """What was kept, by uid; nothing where there is none or it cannot be read."""
         data = await self._kept.load()
+        self._loaded = True
         if data is None:
             return {}
         try:
@@ -54,32 +58,42 @@ class KeptServices(Generic[Kept]):
         log.info("%s goes on", self._what, extra={"services": len(found)})
         return found
 
-    async def run(
-        self,
-        period_s: float,
-        copied: Callable[[], Callable[[], dict[str, Kept]]],
-        first_s: float | None = None,
-    ) -> None:
+    async def run(self, period_s: float, copied: Copied[Kept], first_s: float | None = None) -> None:
         """Writes until cancelled.
 
         Args:
             period_s: between two writes.
-            copied: takes copies, and returns what makes of them what is kept, in another thread.
             first_s: until the first write; None: a period.
         """
         pause_s = period_s if first_s is None else first_s
         while True:
             await asyncio.sleep(pause_s)
             pause_s = period_s
-            data = await asyncio.to_thread(self._encoded, copied())
-            if data == self._written:
-                continue
             try:
-                await self._kept.write(data)
-                self._written = data
+                await self._write(copied)
             except (ApiError, ConnectionFailed, Fenced) as error:
                 log.warning("%s was not written, and is tried again: %s", self._what, error)
                 pause_s = period_s if isinstance(error, Forbidden) else min(period_s, AGAIN_S)
+
+    async def save(self, copied: Copied[Kept]) -> None:
+        """Writes what has changed since the last write. Nothing where it was never loaded: what is kept is more than what is
+        known here."""
+        if not self._loaded:
+            return
+        try:
+            try:
+                await self._write(copied)
+            except Conflict:  # `run` was cancelled in a write that was done; its version is known now
+                await self._write(copied)
+        except (ApiError, ConnectionFailed, Fenced) as error:
+            log.warning("%s was not written at the end: %s", self._what, error)
+
+    async def _write(self, copied: Copied[Kept]) -> None:
+        """Raises ApiError, ConnectionFailed or Fenced."""
+        data = await asyncio.to_thread(self._encoded, copied())
+        if data != self._written:
+            await self._kept.write(data)
+            self._written = data
 
     def _encoded(self, make: Callable[[], dict[str, Kept]]) -> bytes:
         """Those with something to keep, without the ones with the fewest requests where all would be too large; empty

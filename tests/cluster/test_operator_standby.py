@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import PATIENCE_S, QUICK, Cluster, with_the_charts_rights
 from tests.cluster.kubelet import Script
-from tests.cluster.replicas import Replica, holder, labelled, nothing_doubled, operator_pod, two
+from tests.cluster.replicas import Replica, holder, home, labelled, nothing_doubled, operator_pod, two
 from tests.cluster.rights import SYSTEM
 from tests.cluster.tenancy import becomes
 from tests.cluster.test_operator_overload import one_pod, reach
@@ -21,8 +24,10 @@ from busbar.kube.contracts.service_series import SeriesSpan
 from busbar.kube.informer import Key
 from busbar.kube.resources import CONFIG_MAPS, MODEL_SERVICES, PODS
 from busbar.kube.types.meta import LABEL_LEADER
+from busbar.operator.main import END_S
 from busbar.operator.serving.series_store import NAMES
 from busbar.operator.steady_clock import CLOCK
+from busbar.operator.write.kept_object import DATA, unpacked
 
 CALLER = "/snapshot"
 
@@ -130,3 +135,43 @@ async def test_the_load_over_time_goes_on_in_another_operator_with_a_gap_between
         before = [value for value in found[-12:-9] if value is not None]
         assert before, "what the operator before had counted"
         assert all(0 < value <= 2 for value in before)
+
+
+async def kept_series(cluster: Cluster) -> dict[str, str]:
+    """What is kept of the services' load over time, by their uids."""
+    found, _ = await cluster.client.list(CONFIG_MAPS, home(cluster))
+    kept: dict[str, str] = {}
+    for each in found:
+        if each["metadata"]["name"] in NAMES:
+            kept |= json.loads(unpacked(base64.b64decode(each["binaryData"][DATA])))
+    return kept
+
+
+async def test_a_stop_writes_what_was_counted_since_the_last_period_and_releases_the_lease(
+    apiserver: ApiServer, tmp_path: Path
+) -> None:
+    async with (
+        Cluster(apiserver, script=replica) as cluster,
+        two(cluster, tmp_path, lease_s=20.0) as (first, second),
+    ):
+        made = await cluster.create(service("web", replicas=2))
+        await cluster.until(MODEL_SERVICES, "web", ready(2))
+        assert await kept_series(cluster) == {}, "a period is ten minutes"
+        await stops(first)
+        assert set(await kept_series(cluster)) == {made["metadata"]["uid"]}
+        await second.to_lead()
+        before = await kept_series(cluster)
+        other = await cluster.create(service("other", replicas=1))
+        await cluster.until(MODEL_SERVICES, "other", ready(1))
+        again_later = {"Retry-After": "30"}
+        second.proxy.answer(_writes_config_maps, 429, "TooManyRequests", headers=again_later, times=1000)
+        began = time.monotonic()
+        await stops(second)
+        assert time.monotonic() - began < END_S, "nothing had to end it"
+        assert not await holder(cluster), "it gave the lease back"
+        assert await kept_series(cluster) == before
+        assert other["metadata"]["uid"] not in before
+
+
+def _writes_config_maps(method: str, path: str) -> bool:
+    return method != "GET" and "/configmaps" in path

@@ -18,6 +18,7 @@ from tests.operator.serving.test_load_series import DAY, NOON, taken, told
 
 from busbar.kube.client import KubeClient
 from busbar.kube.contracts.service_series import SeriesSpan
+from busbar.kube.errors import AlreadyExists
 from busbar.kube.informer import Key
 from busbar.operator.serving import kept_services
 from busbar.operator.serving.load_series import KeptColumns, KeptSeries, LoadSeries
@@ -43,9 +44,9 @@ def keeper(count: int, **series: LoadSeries) -> SeriesKeeper:
     return found
 
 
-def store(server: Server, of: SeriesKeeper) -> SeriesStore:
+def store(server: Server, of: SeriesKeeper, period_s: float = PERIOD_S) -> SeriesStore:
     client = cast(KubeClient, server)
-    return SeriesStore(client, client, of, replace(SETTINGS, series_period_s=PERIOD_S))
+    return SeriesStore(client, client, of, replace(SETTINGS, series_period_s=period_s))
 
 
 async def until(of: SeriesStore, holds: Callable[[], bool], and_s: float = 0.0) -> None:
@@ -88,6 +89,51 @@ async def test_what_cannot_be_read_begins_anew_and_the_other_services_go_on() ->
     second = keeper(0, **dict.fromkeys(loads, LoadSeries()))
     await until(store(server, second), lambda: bool(known(second, *loads)))
     assert known(second, *loads) == others < set(loads)
+
+
+async def test_what_was_counted_since_the_last_write_is_written_at_the_end_and_only_that() -> None:
+    server, first = Server(), keeper(40, web=taken(NOON, 660))
+    stopped = store(server, first, period_s=600.0)
+    await until(stopped, lambda: True, 2 * PERIOD_S)
+    assert server.writes == 0
+    await stopped.save()
+    await stopped.save()
+    assert (server.writes, set(server.objects)) == (1, {name_of(service("web").metadata.uid)})
+    second = keeper(40, web=LoadSeries())
+    await until(store(server, second), lambda: bool(known(second, "web")))
+
+
+async def test_who_never_read_what_was_kept_does_not_replace_it_at_the_end() -> None:
+    server = Server()
+    early = store(server, keeper(0, web=taken(NOON, 660)))
+    await early.save()
+    assert server.writes == 0
+
+
+class Lost(Server):
+    """The first write is done, and its answer never comes; a write that names another version is refused."""
+
+    async def create(self, resource: Any, body: dict[str, Any], namespace: str) -> dict[str, Any]:
+        if body["metadata"]["name"] in self.objects:
+            raise AlreadyExists(409, "AlreadyExists", "there is one", "POST")
+        await super().create(resource, body, namespace)
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+
+async def test_a_write_that_was_interrupted_by_the_stop_does_not_keep_the_last_one_from_being_written() -> (
+    None
+):
+    server, first = Lost(), keeper(0, web=taken(NOON, 300))
+    stopped = store(server, first)
+    await until(stopped, lambda: server.writes > 0)
+    uid = service("web").metadata.uid
+    first.go_on({uid: kept} if (kept := taken(NOON, 660).kept()) is not None else {})
+    await stopped.save()
+    assert server.writes == 2
+    second = keeper(0, web=LoadSeries())
+    await until(store(server, second), lambda: bool(known(second, "web")))
+    found = second.of(Key("team", "web"), DAY)
+    assert found.requests_per_second == told(taken(NOON, 660), DAY, NOON + 660).requests_per_second
 
 
 def full(rng: random.Random, rate: float, pools: int = 2) -> KeptSeries:
