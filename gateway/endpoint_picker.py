@@ -34,7 +34,7 @@ from busbar.gateway.pool_shares import pick
 from busbar.gateway.replica_load import ReplicaLoad, Work, is_last_place
 from busbar.gateway.roles import destinations, for_prompts, hands_over
 from busbar.gateway.routes import RouteTable
-from busbar.kube.contracts.demand import ServiceDemand, TenantDemand
+from busbar.kube.contracts.demand import ReplicaContact, ServiceDemand, TenantDemand
 from busbar.kube.contracts.routes import Endpoint, ServiceRoute
 from busbar.kube.contracts.workload import ReplicaRole
 from busbar.scheduler.autoscale.shares import Turns
@@ -110,7 +110,11 @@ class _Service:
         return found
 
 
-def _demand(state: _Service, now: float) -> ServiceDemand:
+Told = Callable[[Sequence[Endpoint]], list[ReplicaContact]]
+"""What was had from each of some replicas."""
+
+
+def _demand(state: _Service, now: float, contacts: Told) -> ServiceDemand:
     overdue, oldest = state.load.waits(state.service.slo, now)
     works = [work for load in state.replicas.values() for work in load.works]
     running = sum(not work.ask.batch for work in works)
@@ -129,6 +133,7 @@ def _demand(state: _Service, now: float) -> ServiceDemand:
         windows=state.load.windows(now),
         totals=state.load.totals,
         tenants=_tenants(state),
+        replicas=contacts(state.service.endpoints),
     )
 
 
@@ -318,10 +323,10 @@ class EndpointPicker:
             queue = state.batch if charged.batch else state.queue
             queue.settle(owner, cost_of(*tokens) - estimate, weight)
 
-    def demand(self) -> list[ServiceDemand]:
-        """The demand that the operator reads: waiting, running and arrived requests."""
+    def demand(self, contacts: Told = lambda endpoints: []) -> list[ServiceDemand]:
+        """The demand that the operator reads: waiting, running and arrived requests, and what was had from replicas."""
         now = self._clock()
-        return [_demand(state, now) for state in self._services.values()]
+        return [_demand(state, now, contacts) for state in self._services.values()]
 
     def _check_bounds(self, state: _Service, owner: Owner) -> None:
         name = state.service.model_id

@@ -75,6 +75,7 @@ class Proxy:
         """Services (by uid) whose engine refuses `continuous_usage_stats`."""
         self._replicas = Replicas(settings, session)
         self._watchdog = self._replicas.watchdog
+        self.contacts = self._replicas.contacts
 
     async def stop(self) -> None:
         await self._watchdog.stop()
@@ -395,7 +396,7 @@ class Proxy:
             data = await upstream.content.readany()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = watch.silence.reason if watch.silence else "it closed the connection"
-            raise ReplicaFailedError(reason, refused=False) from error
+            raise ReplicaFailedError(reason, refused=False, unanswered=True) from error
         watch.pause()
         if data:
             watch.limit_s = self._settings.stream_idle_timeout_s

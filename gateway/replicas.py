@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import aiohttp
 
+from busbar.gateway.contacts import Contacts
 from busbar.gateway.delivery import Call
 from busbar.gateway.endpoint_picker import Lease
 from busbar.gateway.errors import BadUpstream
@@ -28,13 +30,23 @@ class ReplicaFailedError(Exception):
     """This replica did not answer, or not to the end."""
 
     def __init__(
-        self, reason: str, *, refused: bool, pause_s: float | None = None, moved_to: str = ""
+        self,
+        reason: str,
+        *,
+        refused: bool,
+        unanswered: bool = False,
+        pause_s: float | None = None,
+        moved_to: str = "",
     ) -> None:
-        """`moved_to`: it is well, and the stream goes on best at this address."""
+        """
+        Args:
+            unanswered: it may be dead: nothing came of it, or not all.
+            moved_to: it is well, and the stream goes on best at this address.
+        """
         super().__init__(reason)
         self.moved_to = moved_to
         self.reason = reason
-        self.refused = refused
+        self.refused, self.unanswered = refused, unanswered
         self.pause_s = pause_s
 
 
@@ -45,6 +57,7 @@ class Replicas:
         self._settings = settings
         self._session = session
         self.watchdog = Watchdog(self._is_well, probe_after_s=settings.probe_after_s)
+        self.contacts = Contacts(lambda: self.watchdog.watches, settings.probe_after_s, time.monotonic)
 
     async def _is_well(self, url: str) -> bool:
         """Whether a replica answers its health check, other than with an error of its own."""
@@ -53,6 +66,8 @@ class Replicas:
             async with self._session.get(
                 url.rstrip("/") + HEALTH_PATH, timeout=timeout, allow_redirects=False
             ) as answer:
+                if answer.status < 500:
+                    self.contacts.heard(url)
                 return answer.status < 500
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
@@ -81,7 +96,7 @@ class Replicas:
         }
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s)
         limit_s = self._settings.first_byte_timeout_s
-        with self.watchdog.watch(lease.endpoint.url, limit_s) as watch:
+        with self._told(lease.endpoint.url), self.watchdog.watch(lease.endpoint.url, limit_s) as watch:
             try:
                 async with asyncio.timeout(None) as waiting:
                     watch.cut = lambda: waiting.reschedule(0.0)
@@ -94,21 +109,36 @@ class Replicas:
                     )
                     watch.cut = response.close
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-                raise ReplicaFailedError("it could not be connected to", refused=True) from error
+                raise ReplicaFailedError(
+                    "it could not be connected to", refused=True, unanswered=True
+                ) from error
             except TimeoutError as error:
                 if watch.silence is not None and watch.silence.hung:
-                    raise ReplicaFailedError(watch.silence.reason, refused=False) from error
+                    raise ReplicaFailedError(watch.silence.reason, refused=False, unanswered=True) from error
                 raise BadUpstream(f"The model did not answer within {limit_s:.0f} s.") from error
             except (aiohttp.ClientError, OSError) as error:
                 raise ReplicaFailedError(
-                    "it closed the connection without an answer", refused=False
+                    "it closed the connection without an answer", refused=False, unanswered=True
                 ) from error
+            self.contacts.heard(lease.endpoint.url)
             try:
                 _check_status(response)
                 watch.heard()
                 yield response, watch
             finally:
                 response.close()  # for one not read to its end, this is what cancels the work upstream
+
+    @contextmanager
+    def _told(self, url: str) -> Iterator[None]:
+        """Notes whether the replica answered to the end."""
+        try:
+            yield
+        except ReplicaFailedError as error:
+            if error.unanswered:
+                self.contacts.failed(url)
+            raise
+        else:
+            self.contacts.heard(url)
 
     async def read(self, upstream: aiohttp.ClientResponse, watch: Watch) -> bytes:
         """A whole answer. Raises ReplicaFailedError or BadUpstream."""
@@ -122,7 +152,7 @@ class Replicas:
                     raise BadUpstream(f"The model server's answer is larger than {limit >> 20} MiB.")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = watch.silence.reason if watch.silence else "it broke off in its answer"
-            raise ReplicaFailedError(reason, refused=False) from error
+            raise ReplicaFailedError(reason, refused=False, unanswered=True) from error
         watch.pause()
         return bytes(data)
 

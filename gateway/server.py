@@ -96,6 +96,7 @@ class Gateway:
             settings, replicas, self._picker, self._recorder, self._accounts, self._leases, self._metrics
         )
         self._stack.push_async_callback(proxy.stop)
+        self._contacts = proxy.contacts
         self._public_port = PublicPort(
             keys, proxy, BatchRoutes(keys, api), self._metrics, settings.request_body_mib << 20
         )
@@ -120,7 +121,7 @@ class Gateway:
             self._reviewer or await self._kubernetes(),
             settings.operator_subject,
             settings.metrics_subjects,
-            self._picker.demand,
+            lambda: self._picker.demand(self._contacts.of),
             self._accounts.tenants,
             self._metrics,
             self._refresh,
@@ -232,6 +233,7 @@ class Gateway:
     def _apply(self, document: Routes) -> None:
         self._public_port.table = RouteTable(document)
         self._picker.update(self._public_port.table)
+        self._contacts.keep({each.url for service in document.services for each in service.endpoints})
 
     def _refresh(self) -> None:
         metrics = self._metrics

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -41,19 +41,22 @@ class Watch:
         """Set when the wait was ended here."""
         self.cut: Callable[[], None] = lambda: None
         """Ends what is waited for."""
+        self.heard_at: float | None = None
+        """When something came last; None: nothing has yet."""
         self._clock = clock
-        self._since: float | None = clock()
+        self.since: float | None = clock()
+        """Since when nothing has come; None: it is not the replica that we wait for now."""
 
     def heard(self) -> None:
         """Something came; wait anew."""
-        self._since = self._clock()
+        self.since = self.heard_at = self._clock()
 
     def pause(self) -> None:
         """It is not the replica that we wait for now."""
-        self._since = None
+        self.since = None
 
     def silent_s(self, now: float) -> float:
-        return 0.0 if self._since is None else now - self._since
+        return 0.0 if self.since is None else now - self.since
 
     def end(self, silence: Silence) -> None:
         """No more waiting."""
@@ -87,6 +90,11 @@ class Watchdog:
         self._watches: set[Watch] = set()
         self._health: dict[str, _Health] = {}
         self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def watches(self) -> Collection[Watch]:
+        """All waits."""
+        return self._watches
 
     @contextmanager
     def watch(self, url: str, limit_s: float) -> Iterator[Watch]:

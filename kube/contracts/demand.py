@@ -89,6 +89,24 @@ class TenantDemand(WireModel):
     in_flight: Number = 0
 
 
+class ReplicaContact(WireModel):
+    """What one gateway has had from one replica lately. A replica that it sent nothing to is not told of."""
+
+    pod: str
+    url: str
+    """As the routes have it: another pod of this name has another one."""
+    failures: Number = 0
+    """Requests since its last answer that got none: they could not connect, broke off, or hear nothing while its health check
+    does not answer either."""
+    failing_seconds: Age | None = None
+    """Since the first of these; None: there is none."""
+    heard_seconds: Age | None = None
+    """Since its last answer of any kind; None: there was none."""
+
+
+MaybeContacts = Annotated[list[ReplicaContact] | None, WrapValidator(none_if_unreadable)]
+
+
 class ServiceDemand(WireModel):
     """One service's requests as the gateway sees them."""
 
@@ -110,6 +128,8 @@ class ServiceDemand(WireModel):
     """Since the gateway started."""
     tenants: list[TenantDemand] = Field(default_factory=list)
     """Of a service that is shared, those that may use it."""
+    replicas: MaybeContacts = None
+    """One row for each gateway that has had to do with a replica. None: an older gateway, or unreadable."""
 
     def window(self, seconds: int) -> WindowDemand | None:
         """One of the windows; zeros where nothing came; None where the gateway tells none."""

@@ -161,17 +161,16 @@ class DemandSum:
                 )
                 for name, found in sorted(tenants.items())
             ],
+            replicas=[contact for row in rows for contact in row.replicas or ()],
         )
 
 
 def _aged(row: ServiceDemand, age: float) -> ServiceDemand:
     """A reading of some seconds ago. Who waited too long then has been answered, or has left."""
     since = row.last_request_age_seconds
-    changes: dict[str, float | int | None] = {
-        "last_request_age_seconds": None if since is None else since + age
-    }
+    changes: dict[str, float | None] = {"last_request_age_seconds": None if since is None else since + age}
     if age > FRESH_S:
-        changes.update(overdue=0, oldest_wait_seconds=None)
+        changes.update(overdue=0, oldest_wait_seconds=None, replicas=None)
     return row.model_copy(update=changes)
 
 

@@ -12,7 +12,15 @@ from aiohttp import web
 from tests.operator.builders import SETTINGS
 
 from busbar.kube.contracts.allowances import CostAllowance
-from busbar.kube.contracts.demand import AccountUse, Demand, ServiceDemand, SizeCount, Totals, WindowDemand
+from busbar.kube.contracts.demand import (
+    AccountUse,
+    Demand,
+    ReplicaContact,
+    ServiceDemand,
+    SizeCount,
+    Totals,
+    WindowDemand,
+)
 from busbar.kube.informer import Key
 from busbar.operator.serving.attainment import Attainment
 from busbar.operator.serving.demand import DemandReader
@@ -54,6 +62,19 @@ def test_two_gateways_are_added_up() -> None:
     assert (window.arrivals, window.answered, window.sizes[0].count) == (12, 12, 4)
     assert found is not None
     assert found.counted_seconds == 90.0, "a window is full when it is full everywhere"
+
+
+def test_each_gateway_keeps_its_own_word_on_a_replica_and_one_that_is_silent_has_none() -> None:
+    both = DemandSum(["a", "b"], 0.0)
+    fails = ReplicaContact(pod="web-0", url="http://10.0.0.1:9400", failures=2, failing_seconds=4.0)
+    hears = ReplicaContact(pod="web-0", url="http://10.0.0.1:9400", heard_seconds=1.0)
+    both.take("a", demand(5, replicas=[fails]), 10.0)
+    both.take("b", demand(7, replicas=[hears]), 11.0)
+    assert the(both.sum(11.0)).replicas == [fails, hears]
+    both.take("b", demand(7), 11.0 + FRESH_S)
+    assert the(both.sum(11.0 + FRESH_S)).replicas == [], (
+        "the first is not fresh, the second has another release"
+    )
 
 
 def test_a_restarted_gateway_is_no_drop_and_its_requests_count_once() -> None:
