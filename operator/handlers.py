@@ -48,6 +48,7 @@ from busbar.operator.serving.demand import DemandReader
 from busbar.operator.serving.latency_targets import LatencyTargets
 from busbar.operator.serving.metrics import Scaled, ScalingMetrics
 from busbar.operator.serving.names import holders as name_holders
+from busbar.operator.serving.reach import Reach
 from busbar.operator.serving.reconcile import reconcile as reconcile_service
 from busbar.operator.serving.replicas import wanted_indexes
 from busbar.operator.serving.view import ServiceView, model_uri
@@ -119,6 +120,7 @@ class Handlers:
             rounds.lacking_watts,
         )
         self._refused: dict[tuple[str, Key], str] = {}  # why the API server refused pods of (kind, key)
+        self._reach = Reach(prober.ask, prober.url_of, prober.ports, prober.clock)
         self._promised = Promised()
         self.holds = BudgetHolds(caches, controller, rounds.wake)
         self._rooms: dict[
@@ -288,6 +290,7 @@ class Handlers:
         own = with_silence(own, silent)
         model = model_uri(service, self._caches.jobs.items.values())
         plan = await self.targets.plan(key, service, own, model.made_by)
+        demand = self._demand.of(key) if self._settings.gateway_url else None
         return ServiceView(
             service=service,
             pods=own,
@@ -296,7 +299,7 @@ class Handlers:
             rendering=self._rendering,
             model=model,
             pools={k.name: p for k, p in self._caches.pools.items.items()},
-            demand=self._demand.of(key) if self._settings.gateway_url else None,
+            demand=demand,
             readings=self._prober.serving,
             held_pods=self.power.held.uids,
             asked=self._prober.asked.get(DRAIN_PATH, {}),
@@ -311,6 +314,7 @@ class Handlers:
             warmth=self.targets.warmth(service, own, plan),
             day=self.targets.day(key, service),
             watts=self.energy.service_watts(service.metadata.uid),
+            reach=self._reach.look(own, (demand.replicas or ()) if demand is not None else (), utc_now()),
             refused=refused,
             missing_claims=missing(
                 key.namespace, claims_of_service(service, model.uri), self._caches.volume_claims.items

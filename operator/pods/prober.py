@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -58,6 +59,14 @@ def address_of(pod: Pod, node: Node | None, more_ranges: Iterable[str] = ()) -> 
     return f"http://{host}:{pod.port}"
 
 
+@dataclass(frozen=True, slots=True)
+class PortSeen:
+    """Whether a pod's port answers, and since which ask (of the prober's clock) it has done so or not."""
+
+    answers: bool
+    since_s: float
+
+
 class Prober:
     """Keeps the last reading of each pod, by uid. ``run`` polls; ``post`` sends in the background."""
 
@@ -75,11 +84,13 @@ class Prober:
         self.serving: dict[str, ServingStatus] = {}
         self._servers: dict[str, ModelServer] = {}  # by pod uid: those that are read by their metrics
         self.asked: dict[str, dict[str, bool]] = {}  # path → pod uid → answered
+        self.ports: dict[str, PortSeen] = {}  # by pod uid: of those that were asked, and did not refuse
+        self._asking: set[str] = set()  # pods that `ask` is reading
         self.refusals: dict[str, str] = {}  # by pod uid: why its port is not read
         self._reported: dict[
             str, tuple[float, str]
         ] = {}  # by pod uid: when the last refusal was reported, and its text
-        self._settings, self._metrics, self._clock = settings, metrics, clock
+        self._settings, self._metrics, self.clock = settings, metrics, clock
         self._pods, self._node, self._changed, self._refused = pods, node, changed, refused
         self._session: aiohttp.ClientSession | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,6 +109,7 @@ class Prober:
             self.training,
             self.serving,
             self._servers,
+            self.ports,
             self.refusals,
             self._reported,
             *self.asked.values(),
@@ -120,6 +132,22 @@ class Prober:
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+    def ask(self, pod: Pod) -> None:
+        """Reads a pod now, in the background, unless this is being done."""
+        if pod.uid in self._asking or not _has_port(pod):
+            return
+        self._asking.add(pod.uid)
+        task = asyncio.get_running_loop().create_task(self._poll(pod))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: self._asking.discard(pod.uid))
+
+    def url_of(self, pod: Pod) -> str:
+        """Its address; empty where it may not be called."""
+        with suppress(ProbeRefused):
+            return address_of(pod, self._node(pod.node), self._ranges)
+        return ""
 
     def post(self, post: PostToPod, pod: Pod | None, peers: Sequence[Pod] = ()) -> None:
         """Posts, with the addresses of `peers` if there are any, until it is answered or its time is up; then the pod is read, if it may be asked again, and the owner is
@@ -171,7 +199,7 @@ class Prober:
         self._changed(pod)
 
     async def _poll(self, pod: Pod) -> None:
-        limit_s = self._settings.poll_timeout_s
+        limit_s, began_s = self._settings.poll_timeout_s, self.clock()
         try:
             if pod.is_vllm:
                 self.take_metrics(pod, await self._fetch("GET", pod, METRICS_PATH, timeout_s=limit_s))
@@ -179,16 +207,26 @@ class Prober:
                 self.take(pod, await self._call("GET", pod, STATUS_PATH, timeout_s=limit_s))
         except ProbeRefused as error:
             self._metrics.polls.labels("refused").inc()
+            self.ports.pop(pod.uid, None)
             self._unheard(pod)
             self._refuse(pod, str(error))
             return
         except (aiohttp.ClientError, TimeoutError, OSError):
             self._metrics.polls.labels("failed").inc()
+            self._port_seen(pod, False, began_s)
             self._unheard(pod)
             return
         self._metrics.polls.labels("ok").inc()
+        self._port_seen(pod, True, began_s)
         if self.refusals.pop(pod.uid, None) is not None and pod.uid in self._reported:
             self._reported[pod.uid] = (self._reported[pod.uid][0], "")
+
+    def _port_seen(self, pod: Pod, answers: bool, at_s: float) -> None:
+        seen = self.ports.get(pod.uid)
+        if seen is None or seen.answers != answers:
+            self.ports[pod.uid] = PortSeen(answers, at_s)
+            if seen is not None and pod.kind == KIND_SERVICE:
+                self._changed(pod)
 
     def _unheard(self, pod: Pod) -> None:
         """A vLLM never says that it takes no more requests, so while nothing is heard of it, it counts as busy."""
@@ -202,8 +240,8 @@ class Prober:
             self.refusals[pod.uid] = why
             self._changed(pod)
         at, reported = self._reported.get(pod.uid, (float("-inf"), ""))
-        if why != reported and self._clock() - at >= REPORT_AGAIN_S:
-            self._reported[pod.uid] = (self._clock(), why)
+        if why != reported and self.clock() - at >= REPORT_AGAIN_S:
+            self._reported[pod.uid] = (self.clock(), why)
             log.warning("poll refused: %s", why)
             self._refused(pod, why)
 
@@ -224,7 +262,7 @@ class Prober:
     def take_metrics(self, pod: Pod, answer: bytes) -> None:
         """Keeps what a vLLM's metrics say; raises ProbeRefused if they are none."""
         server = self._servers.setdefault(pod.uid, ModelServer(pod.owner_uid, pod.served))
-        self._keep(pod, server.take(answer, self._clock()))
+        self._keep(pod, server.take(answer, self.clock()))
 
     def _keep(self, pod: Pod, status: ServingStatus) -> None:
         old = self.serving.get(pod.uid)

@@ -42,7 +42,7 @@ def _pod_matters(old: Pod | None, new: Pod | None) -> bool:
         (p.uid, p.owner_uid, p.ended, p.deleting, p.draining_since, p.sleep is Sleep.ASLEEP, p.requests)
         for p in (old, new)
     )
-    return before != after
+    return before != after or old.unanswered_since != new.unanswered_since
 
 
 def _pod_facts(pod: Pod) -> tuple[object, ...]:

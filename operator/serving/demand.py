@@ -59,7 +59,8 @@ class DemandReader:
         old, self._by_key, self._heard_at = self._by_key, fresh, self.clock()
         self.reading, self.counted_s = self.reading + 1, demand.counted_seconds or 0.0
         for key in fresh.keys() | old.keys():
-            if blind or _load(old.get(key)) != _load(fresh.get(key)) or _waits(fresh.get(key)):
+            found = fresh.get(key)
+            if blind or _load(old.get(key)) != _load(found) or _waits(found) or _unanswered(found):
                 self._changed(key)
 
     async def run(self) -> None:
@@ -115,6 +116,12 @@ def _load(demand: ServiceDemand | None) -> tuple[int, ...]:
         return (0, 0, 0, 0)
     window = demand.window(WINDOWS_S[0])
     return (demand.waiting, demand.in_flight, demand.arrivals, window.arrivals if window is not None else 0)
+
+
+def _unanswered(demand: ServiceDemand | None) -> bool:
+    """Whether replicas leave requests without an answer: these are asked with each answer of the gateway."""
+    rows = (demand.replicas if demand is not None else None) or ()
+    return any(row.failing_seconds is not None for row in rows)
 
 
 def _waits(demand: ServiceDemand | None) -> bool:

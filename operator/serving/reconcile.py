@@ -36,7 +36,12 @@ from busbar.operator.serving.replicas import kept_pods, startable, wanted_indexe
 from busbar.operator.serving.scaling import desired_replicas
 from busbar.operator.serving.status import is_scaling, status_of
 from busbar.operator.serving.view import ServiceUpdate, ServiceView
-from busbar.operator.watch.projections import ANNOTATION_DRAINING, ANNOTATION_PLACEMENT, Pod
+from busbar.operator.watch.projections import (
+    ANNOTATION_DRAINING,
+    ANNOTATION_PLACEMENT,
+    ANNOTATION_UNANSWERED,
+    Pod,
+)
 from busbar.operator.write.actions import Action, Apply, Create, Delete, LiftGate, Patch, PostToPod
 
 
@@ -55,7 +60,10 @@ def reconcile(view: ServiceView, decisions: tuple[Decision, ...] = ()) -> Servic
     started, modes = _start(view, decisions)
     notices += tuple((Reason.MODE_CHOSEN, why) for why in modes)
     asked = (*ask_for_shares(view), *ask_for_adapters(view))
+    noted, said = _note_reach(view)
+    notices += said
     actions = [
+        *noted,
         *_leave(view, kept | asleep),
         *slept,
         *asked,
@@ -85,7 +93,8 @@ def reconcile(view: ServiceView, decisions: tuple[Decision, ...] = ()) -> Servic
 def _again(view: ServiceView, desired: int) -> float:
     """After how many seconds the result may change without an event: a drain ends, or the service becomes idle."""
     spec = view.service.spec
-    if any(p.draining_since or p.deleting for p in view.pods) or warm.changes_soon(view.pods):
+    changing = (p.draining_since or p.deleting or p.unanswered_since for p in view.pods)
+    if any(changing) or warm.changes_soon(view.pods):
         return min(1.0, view.settings.drain_settle_s)
     if any(p.unschedulable_since for p in view.pods):
         return min(view.settings.unschedulable_s, view.settings.usage_period_s)
@@ -238,8 +247,8 @@ def _leave(view: ServiceView, staying: Set[str]) -> list[Action]:
                 actions.append(drain)
         if pod.ended or pod.deleting or pod.uid in staying or _is_lost(view, pod):
             continue
-        if pod.silent and pod.draining_since is None:
-            continue  # it may come back until it is given up
+        if pod.draining_since is None and (pod.silent or _may_answer_again(view, pod)):
+            continue
         if pod.gated or pod.phase != "Running" or not pod.port or warm.is_surely_asleep(view, pod):
             actions.append(Delete(PODS, pod.key, pod.uid))
         elif pod.draining_since is None:
@@ -252,6 +261,35 @@ def _leave(view: ServiceView, staying: Set[str]) -> list[Action]:
             grace = view.service.spec.drain_seconds + replica_pods.DRAIN_MARGIN_S
             actions.append(Delete(PODS, pod.key, pod.uid, grace))
     return actions
+
+
+def _note_reach(view: ServiceView) -> tuple[list[Action], tuple[tuple[str, str], ...]]:
+    """Notes at replicas that they answer nobody, or do again; and the events that say so."""
+    actions: list[Action] = []
+    notices: list[tuple[str, str]] = []
+    for pod in view.pods:
+        lost = view.reach.get(pod.uid)
+        if lost is None:
+            continue
+        note = {ANNOTATION_UNANSWERED: view.now.isoformat() if lost else None}
+        actions.append(Patch(PODS, pod.key, {"metadata": {"annotations": note}}, pod.uid))
+        if lost:
+            text = f"Replica {pod.key.name} leaves requests without an answer; another one starts beside it."
+            notices.append((Reason.REPLICA_UNANSWERED, text))
+        else:
+            text = f"Replica {pod.key.name} answers again; it counts among those that serve."
+            notices.append((Reason.REPLICA_ANSWERS, text))
+    return actions, tuple(notices)
+
+
+def _may_answer_again(view: ServiceView, pod: Pod) -> bool:
+    """Whether a replica that answers nobody is left where it is: for as long as one on a silent node, and until others serve."""
+    if pod.unanswered_since is None or view.off is not None:
+        return False
+    desired = view.status.desired_replicas or 0
+    waited = view.now - pod.unanswered_since
+    lasting = waited < timedelta(seconds=view.settings.node_lost_s)
+    return desired > 0 and (lasting or sum(p.takes_requests for p in view.pods) < desired)
 
 
 def _drain(view: ServiceView, pod: Pod, staying: Set[str]) -> PostToPod:

@@ -160,7 +160,7 @@ def _endpoint(
         pod=pod.key.name,
         pool=pod.pool,
         url=url,
-        ready=pod.takes_requests,
+        ready=pod.is_open,
         draining=pod.leaving or pod.parked,
         bearer=_own_bearer(pod, workload_keys),
         speed=speed_of(report),

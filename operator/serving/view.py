@@ -59,6 +59,9 @@ class ServiceView:
     silent: Mapping[str, datetime] = field(
         default_factory=dict
     )  # nodes of its pods that do not answer: since when
+    reach: Mapping[str, bool] = field(
+        default_factory=dict
+    )  # by pod uid: True: it answers nobody any more; False: it does again
     refused: str = ""  # why the API server refused a replica's pod, the last time one was sent
     missing_claims: str = ""  # which of the claims that its replicas mount do not exist; empty: all do
     held_back: str = ""  # why no plan counts with some of its replicas; empty: one does

@@ -39,6 +39,8 @@ ANNOTATION_POOL = "busbar.dev/pool"
 TAINT_POWER = "busbar.dev/power-not-ready"
 """Keeps pods off a node whose boards should be limited and are not known to be."""
 ANNOTATION_DRAINING = "busbar.dev/draining-since"
+ANNOTATION_UNANSWERED = "busbar.dev/unanswered-since"
+"""Of a replica that answers nobody, before Kubernetes says so."""
 ANNOTATION_PLACEMENT = "busbar.dev/placement"
 ANNOTATION_SLEEP = "busbar.dev/sleep"
 """Of a replica: where it is between serving and sleeping (`Sleep`), a space, and since when."""
@@ -108,6 +110,7 @@ class Pod:
     pool: str = ""  # the pool we chose
     placement: str = ""  # of a replica: its admission's placement, as JSON
     draining_since: datetime | None = None
+    unanswered_since: datetime | None = None
     sleep: Sleep | None = None
     sleep_since: datetime | None = None
     ready: bool = False
@@ -154,8 +157,8 @@ class Pod:
 
     @property
     def stays(self) -> bool:
-        """Whether it counts among the replicas that are wanted: it is not on its way out, and its node answers."""
-        return not self.leaving and not self.silent
+        """Whether it counts among the replicas that are wanted: it is not on its way out, and it and its node answer."""
+        return not self.leaving and not self.silent and self.unanswered_since is None
 
     @property
     def parked(self) -> bool:
@@ -164,8 +167,14 @@ class Pod:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether the gateway may send requests to this replica."""
-        return self.ready and self.stays and self.sleep in (None, Sleep.AWAKE)
+        """Whether this replica can be counted on for requests."""
+        return self.stays and self.is_open
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the gateway may send requests to this replica: also to one that did not answer lately, which it leaves out by
+        itself and asks again."""
+        return self.ready and not self.leaving and not self.silent and self.sleep in (None, Sleep.AWAKE)
 
     @property
     def place(self) -> str:
@@ -229,6 +238,7 @@ def project_pod(obj: Object) -> Pod:
         pool=notes.get(ANNOTATION_POOL, ""),
         placement=notes.get(ANNOTATION_PLACEMENT, ""),
         draining_since=_noted_time(notes.get(ANNOTATION_DRAINING)),
+        unanswered_since=_noted_time(notes.get(ANNOTATION_UNANSWERED)),
         **_sleep(notes.get(ANNOTATION_SLEEP)),
         ready=(conditions.get("Ready") or {}).get("status") == "True",
         ready_since=_since(conditions.get("Ready"), "True"),

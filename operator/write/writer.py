@@ -56,6 +56,7 @@ _WARNINGS = frozenset(
         "PodStuck",
         "ForeignPods",
         "ReplicaReplaced",
+        "ReplicaUnanswered",
         "DeadlineExceeded",
         "DeadlineLate",
         "DeadlineMissed",

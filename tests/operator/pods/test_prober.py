@@ -17,7 +17,7 @@ from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for
 from busbar.operator.errors import ProbeRefused
 from busbar.operator.metrics import Metrics
 from busbar.operator.pods.manifests import KIND_SERVICE
-from busbar.operator.pods.prober import Prober, address_of
+from busbar.operator.pods.prober import PortSeen, Prober, address_of
 from busbar.operator.watch.projections import Node, Pod
 from busbar.operator.write.actions import PostToPod
 
@@ -72,6 +72,24 @@ async def workload(handler: Any, timeout_s: float = 60.0) -> AsyncIterator[tuple
         await runner.cleanup()
 
 
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[Pod, web.AppRunner]]:
+    """A replica that is ready, until its port is closed."""
+
+    async def say(request: web.Request) -> web.Response:
+        return web.json_response({"ready": True})
+
+    app = web.Application()
+    app.router.add_get("/status", say)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield replica(0, port=runner.addresses[0][1], ip="127.0.0.1"), runner
+    finally:
+        await runner.cleanup()
+
+
 async def test_a_valid_answer_is_kept_and_the_bearer_is_the_objects_own() -> None:
     async def ok(request: web.Request) -> web.Response:
         return web.json_response({"kind": "training", "phase": "Training", "step": 3, "totalSteps": 9})
@@ -96,6 +114,30 @@ def test_a_replica_that_tells_another_context_length_is_looked_at_again() -> Non
     ):
         prober.take(of, raw)
         assert len(seen) == changes
+
+
+async def test_it_is_known_since_which_ask_a_port_answers_or_not_and_a_change_is_looked_at() -> None:
+    now, changed = [10.0], list[Pod]()
+    async with serving() as (of, port):
+        prober = Prober(
+            replace(SETTINGS, poll_timeout_s=1.0), Metrics(), lambda: [of], lambda name: LOOPBACK,
+            changed.append, clock=lambda: now[0],
+        )  # fmt: skip
+        await prober.poll_once()
+        changed.clear()
+        assert prober.url_of(of) == f"http://127.0.0.1:{of.port}"
+        now[0] = 12.0
+        await prober.poll_once()
+        assert (prober.ports, changed) == ({of.uid: PortSeen(True, 10.0)}, [])
+        await port.cleanup()
+        for at in (14.0, 16.0):
+            now[0] = at
+            prober.ask(of)
+            prober.ask(of)
+            assert len(prober._tasks) == 1, "it is asked once at a time"
+            await asyncio.gather(*prober._tasks)
+        assert (prober.ports, changed) == ({of.uid: PortSeen(False, 14.0)}, [of])
+        await prober.close()
 
 
 async def test_a_command_carries_the_bearer_for_commands() -> None:
