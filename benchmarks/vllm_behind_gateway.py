@@ -47,6 +47,7 @@ from tests.operator.builders import RENDERING, placement, pool, service
 from tests.serving.models import EOS, VOCAB, save_model
 
 from busbar.kube.contracts import bearers
+from busbar.kube.types.engines import VLLM
 from busbar.kube.types.performance_profile import StepModel as Reported
 from busbar.operator.pods import manifests, replica_pods
 from busbar.operator.pods.model_server import Exposition, ModelServer
@@ -88,7 +89,7 @@ class Server:
             return await response.read()
 
     async def counted(self) -> Exposition:
-        return Exposition.parsed(await self.metrics())
+        return Exposition.parsed(VLLM, await self.metrics())
 
     async def idle(self) -> Exposition:
         """Waits until nothing runs or waits there."""
@@ -117,7 +118,7 @@ async def serving(executable: Path, folder: Path, http: aiohttp.ClientSession) -
     secret = manifests.bearers_secret(of, RENDERING)
     assert secret is not None
     config = folder / "vllm.yaml"
-    config.write_bytes(base64.b64decode(secret["data"][bearers.VLLM_CONFIG]))
+    config.write_bytes(base64.b64decode(secret["data"][VLLM.config_file]))
     own = {"--model": str(model), "--port": str(port), "--config": str(config)}
     args = [*container["args"]]
     for flag, value in own.items():
@@ -321,7 +322,7 @@ async def reading(server: Server, reader: ModelServer) -> None:
 
 
 async def speed(server: Server, seconds: float) -> dict[str, Any]:
-    rng, reader = random.Random(0), ModelServer("uid-m")
+    rng, reader = random.Random(0), ModelServer(VLLM, "uid-m")
     load = Load(server, rng)
     reads = asyncio.create_task(reading(server, reader))
     try:

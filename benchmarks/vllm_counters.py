@@ -26,6 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from busbar.kube.types.engines import VLLM
 from busbar.operator.pods.model_server import Exposition, ModelServer
 from busbar.scheduler.autoscale.step_model import Bucket, StepModel, token_s
 
@@ -127,7 +128,7 @@ class Engine:
         used = sum(one.context for one in self.running) / CACHE
         found = Exposition(
             engines=1, running=len(self.running), waiting=0, cache_used=min(1.0, used), cache_tokens=CACHE,
-            block_tokens=16, sleep_level=0, ended=len(self.token_times), steps=self.steps,
+            block_tokens=16, sleep_level=0, ended=len(self.token_times), steps=self.steps, decode_steps=self.steps,
             generated=self.generated, computed=self.computed, gaps=self.gaps, gaps_s=self.gaps_s,
         )  # fmt: skip
         self.log.append((self.now_s, found))
@@ -143,7 +144,7 @@ def readings(engine: Engine) -> Iterator[tuple[float, Exposition]]:
 
 
 def run(seed: int, seconds: float) -> dict[str, Any]:
-    engine, reader = Engine(random.Random(seed)), ModelServer("uid-m")
+    engine, reader = Engine(random.Random(seed)), ModelServer(VLLM, "uid-m")
     for of in LEARNT_FROM:
         engine.load(*of, seconds)
     for at, found in readings(engine):

@@ -32,8 +32,6 @@ SECRET_PREFIX = "busbar-bearers-"
 VOLUME = "busbar-bearers"
 FOLDER = "/var/run/secrets/busbar"
 FOLDER_ENV = "BUSBAR_BEARERS_DIR"
-VLLM_CONFIG = "vllm.yaml"
-"""Key and file of vLLM's `--config`: its API key, so that the key is in neither its arguments nor its environment."""
 
 
 class Role(StrEnum):

@@ -1,12 +1,13 @@
 """ModelService: serve a model over the OpenAI API, with replicas that follow demand."""
 
-import re
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from busbar.kube.types.accelerator_pool import TenantList
+from busbar.kube.types.engine_rules import engine_rules
+from busbar.kube.types.engines import ServiceEngine
 from busbar.kube.types.inference import InferencePrice
 from busbar.kube.types.meta import (
     AGE,
@@ -26,8 +27,6 @@ from busbar.kube.types.service_status import ModelServiceStatus
 from busbar.kube.types.shape import AcceleratorList, PodShape
 
 MAX_REPLICAS = 256
-RESERVED_ARGS = "^--(api([-_](k(ey?)?)?)?|conf(ig?)?)(=|$)"
-"""vLLM's `--api-key` and `--config`, also with underscores or abbreviated, as its parser accepts them."""
 ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?$", max_length=128)]
 
 
@@ -36,11 +35,6 @@ _MOUNTED = (
     " (has(oldSelf.adapters) && oldSelf.adapters.exists(b, b.uri.split('/')[2] == a.uri.split('/')[2]))"
 )
 """CEL: whether the claim of the adapter `a` is one that the pods mount already."""
-
-
-class ServiceEngine(StrEnum):
-    BUILTIN = "builtin"
-    VLLM = "vllm"
 
 
 class ServedModel(SpecModel):
@@ -166,39 +160,7 @@ class ModelServiceSpec(SpecModel):
     """The model, its latency target, and the number of replicas."""
 
     rules = (
-        Rule(
-            cel="self.engine != 'vllm' || has(self.image)",
-            message="engine vllm needs spec.image, e.g. an image of vLLM's OpenAI server",
-            holds=lambda spec: spec.engine is not ServiceEngine.VLLM or spec.image is not None,
-        ),
-        Rule(
-            cel="self.engine == 'builtin' || !has(self.slo) || has(self.slo.ttftMilliseconds)",
-            message="slo of engine vllm needs ttftMilliseconds: Busbar keeps its targets by the number of replicas alone",
-            holds=lambda spec: (
-                spec.engine is ServiceEngine.BUILTIN
-                or spec.slo is None
-                or spec.slo.ttft_milliseconds is not None
-            ),
-        ),
-        Rule(
-            cel="self.engine == 'builtin' || !has(self.access)"
-            " || self.access.tenants.all(t, !has(t.guaranteedKv) && !has(t.maxKv))",
-            message="guaranteedKv and maxKv of spec.access are kept by the builtin engine alone; leave them out for"
-            " engine vllm",
-            holds=lambda spec: (
-                spec.engine is ServiceEngine.BUILTIN
-                or spec.access is None
-                or not any(t.has_kv_quota for t in spec.access.tenants)
-            ),
-        ),
-        Rule(
-            cel=f"self.engine != 'vllm' || !has(self.args) || self.args.all(a, !a.matches('{RESERVED_ARGS}'))",
-            message="--api-key and --config of engine vllm are set by Busbar; leave them out of spec.args",
-            holds=lambda spec: (
-                spec.engine is not ServiceEngine.VLLM
-                or not any(re.match(RESERVED_ARGS, arg) for arg in spec.args or ())
-            ),
-        ),
+        *engine_rules(),
         Rule(
             cel="!has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
             message="minReplicas must not be greater than maxReplicas",
@@ -211,17 +173,6 @@ class ModelServiceSpec(SpecModel):
             " where it is not set",
             holds=lambda spec: (
                 spec.scaling.warm is None or spec.scaling.warm.replicas <= spec.replica_ceiling
-            ),
-        ),
-        Rule(
-            cel="self.engine != 'vllm' || !has(self.scaling) || !has(self.scaling.warm)"
-            " || self.scaling.warm.level == 'loaded'",
-            message="Busbar does not use the sleep mode of engine vllm; set scaling.warm.level to loaded, or leave"
-            " scaling.warm out",
-            holds=lambda spec: (
-                spec.engine is not ServiceEngine.VLLM
-                or spec.scaling.warm is None
-                or spec.scaling.warm.level is WarmLevel.LOADED
             ),
         ),
         Rule(
@@ -260,11 +211,6 @@ class ModelServiceSpec(SpecModel):
             holds=lambda spec: spec.scaling.min_zones is None or spec.scaling.external is None,
         ),
         Rule(
-            cel="!has(self.prefillReplicas) || self.engine == 'builtin'",
-            message="prefillReplicas is for the builtin engine: engine vllm hands no stream over",
-            holds=lambda spec: spec.prefill_replicas is None or spec.engine is ServiceEngine.BUILTIN,
-        ),
-        Rule(
             cel="!has(self.prefillReplicas) || (has(self.replicas) &&"
             " (self.replicas == 0 || self.replicas > self.prefillReplicas))",
             message="prefillReplicas needs spec.replicas above it (or 0): the autoscaler does not divide replicas by what they do,"
@@ -291,13 +237,7 @@ class ModelServiceSpec(SpecModel):
         immutable("maxModelLen", while_running=True),
         immutable("kvCacheMemory", while_running=True),
         Rule(
-            cel="oldSelf.suspend || self.engine != 'vllm' || (has(self.adapters) == has(oldSelf.adapters) &&"
-            " (!has(self.adapters) || self.adapters == oldSelf.adapters))",
-            message="spec.adapters of engine vllm can change only while spec.suspend is true: they are its flags; suspend the"
-            " object first",
-        ),
-        Rule(
-            cel=f"oldSelf.suspend || self.engine == 'vllm' || !has(self.adapters) || self.adapters.all(a, {_MOUNTED})",
+            cel=f"oldSelf.suspend || self.engine != 'builtin' || !has(self.adapters) || self.adapters.all(a, {_MOUNTED})",
             message="a new adapter of a service that runs must be on a claim that its pods mount: that of model.uri or of"
             " another adapter; put it there, or suspend the object first",
         ),
@@ -325,7 +265,8 @@ class ModelServiceSpec(SpecModel):
         default=ServiceEngine.BUILTIN, description="Busbar's own engine, or vLLM from an image."
     )
     image: Annotated[str, Field(pattern=r"^[^\s]+$", min_length=1, max_length=512)] | None = Field(
-        default=None, description="Container image; needed with vllm, default the platform's with builtin."
+        default=None,
+        description="Container image; needed with vllm, default the platform's with builtin.",
     )
     args: Annotated[list[Annotated[str, Field(max_length=8192)]], Field(max_length=128)] | None = Field(
         default=None, description="More arguments for the server."

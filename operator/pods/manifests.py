@@ -19,6 +19,7 @@ from busbar.kube.contracts import bearers, workload
 from busbar.kube.contracts.bearers import Role
 from busbar.kube.contracts.workload import Env
 from busbar.kube.types import AcceleratorPool, ModelService, TrainingJob
+from busbar.kube.types.engines import FOREIGN
 from busbar.kube.types.meta import (
     LABEL_JOB,
     LABEL_KIND,
@@ -26,7 +27,6 @@ from busbar.kube.types.meta import (
     Resource,
     claim_of,
 )
-from busbar.kube.types.model_service import ServiceEngine
 from busbar.operator.watch.projections import (
     ANNOTATION_NODE,
     ANNOTATION_POOL,
@@ -68,8 +68,8 @@ def bearers_secret(owner: TrainingJob | ModelService, rendering: Rendering) -> B
         return None
     key, uid = rendering.workload_key, owner.metadata.uid
     data = {str(role): bearers.bearer_for(key, uid, role) for role in roles}
-    if isinstance(owner, ModelService) and owner.spec.engine is ServiceEngine.VLLM:
-        data[bearers.VLLM_CONFIG] = f'api-key: "{data[Role.INFER]}"\n'
+    if isinstance(owner, ModelService) and (engine := FOREIGN.get(owner.spec.engine)) is not None:
+        data[engine.config_file] = f'api-key: "{data[Role.INFER]}"\n'
     return {
         "apiVersion": "v1",
         "kind": "Secret",

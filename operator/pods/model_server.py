@@ -1,13 +1,14 @@
-"""The state and speed of a model server that reports by metrics alone: vLLM, from its Prometheus exposition.
+"""The state and speed of a model server that reports by metrics alone, from its Prometheus exposition.
 
     /metrics ──► Exposition ──► what runs and waits, how full the cache is      ──► ServingStatus
                      └─ two in a row ─► steps, their content, their seconds ──► Speed (scheduler/fit/online.py)
 
-vLLM counts its steps (`iteration_tokens_total`), the tokens that it generated, the prompt tokens that it computed,
-and the gaps between the tokens of each stream. Between two readings these are n steps with their total content; if the
-engine stepped all the time, they took the time between the readings, and the mean step is one row for the model of a
-step. It did if requests ran at both ends and the n steps, as long as a mean gap between tokens, fill the time. Other
-intervals teach nothing: a pause in them is not seen. The context is that of both ends, the mean.
+How each engine names these is a row of `kube/types/engines.py`. It counts its steps, the tokens that it generated, the
+prompt tokens that it computed, and the gaps between the tokens of each stream. Between two readings these are n steps with
+their total content; if the engine stepped all the time, they took the time between the readings, and the mean step is one
+row for the model of a step. It did if requests ran at both ends and the steps that made tokens, each as long as a mean gap
+between tokens, fill the time. Other intervals teach nothing: a pause in them is not seen. The context is that of both ends,
+the mean, and is read by the steps that make tokens.
 
 The exposition is a tenant's, like all that its pods answer: numbers that no counter can have are dropped, counters
 that fall are those of a process that restarted.
@@ -17,13 +18,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from busbar.kube.contracts.report import ServingReport
 from busbar.kube.contracts.workload import ServingStatus
+from busbar.kube.types.engines import EngineMetrics, ForeignEngine, Reading, Series
 from busbar.operator.errors import ProbeRefused
 from busbar.scheduler.fit.online import Speed
 
@@ -34,29 +36,14 @@ LEAST_STEPS = 5
 FILLED = (0.9, 1.15)
 """Steps times the mean gap between tokens, as a part of the interval, where the engine stepped all the time."""
 _MOST = 2.0**53
-
-_RUNNING = "vllm:num_requests_running"
-_WAITING = "vllm:num_requests_waiting"
-_CACHE = "vllm:cache_config_info"
-_ASLEEP = "vllm:engine_sleep_state"
-_STEPS = "vllm:iteration_tokens_total_count"
-_COMPUTED = "vllm:prompt_tokens_by_source_total"
-_GENERATED = "vllm:generation_tokens_total"
-_ENDED = "vllm:request_success_total"
-_USED = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-"""The present name, and that of older releases; so below."""
-_GAPS = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
-_PROMPT, _HITS = "vllm:prompt_tokens_total", "vllm:prefix_cache_hits_total"
-"""Their difference is what was computed, where releases do not count it by source."""
-_LEVELS = {"weights_offloaded": 1, "discard_all": 2}
-_READ = tuple(
-    name.encode()
-    for name in (
-        *(_RUNNING, _WAITING, _CACHE, _ASLEEP, _STEPS, _COMPUTED, _GENERATED, _ENDED, _PROMPT, _HITS, *_USED),
-        *(gap + end for gap in _GAPS for end in ("_sum", "_count")),
-    )
-)
 _DELIMITERS = (b"{", b" ")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    name: str
+    labels: Mapping[str, str]
+    value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +60,8 @@ class Exposition:
     sleep_level: int
     ended: int
     steps: float
+    decode_steps: float
+    """Those that made a token for each sequence."""
     generated: float
     computed: float
     """Prompt tokens that were not in the prefix cache."""
@@ -80,46 +69,33 @@ class Exposition:
     gaps_s: float
 
     @classmethod
-    def parsed(cls, answer: bytes) -> Exposition:
-        """Raises ProbeRefused if it is not the exposition of a vLLM that counts."""
-        values: dict[str, float] = {}
-        engines: set[str] = set()
-        cache, block, level = 0, 0, 0
-        for name, labels, value in _samples(answer):
-            if not (math.isfinite(value) and 0 <= value <= _MOST):
-                continue
-            if name == _RUNNING:
-                engines.add(labels.get("engine", ""))
-            if name == _CACHE:
-                blocks, size = (_whole(labels.get(key)) for key in ("num_gpu_blocks", "block_size"))
-                cache += _whole(labels.get("kv_cache_size_tokens")) or blocks * size
-                block = size
-            elif name == _ASLEEP:
-                level = max(level, _LEVELS.get(labels.get("sleep_state", ""), 0) if value else 0)
-            elif name != _COMPUTED or labels.get("source") == "local_compute":
-                values[name] = values.get(name, 0.0) + value
-        if _RUNNING not in values:
+    def parsed(cls, engine: ForeignEngine, answer: bytes) -> Exposition:
+        """Raises ProbeRefused if it is not the exposition of such an engine that counts."""
+        metrics = engine.metrics
+        samples = [s for s in _samples(metrics, answer) if math.isfinite(s.value) and 0 <= s.value <= _MOST]
+        first = _first_ranks(metrics, samples)
+        if not first:
             raise ProbeRefused(
-                f"/metrics has no {_RUNNING}: either this is no vLLM, or --disable-log-stats is among its arguments"
+                f"/metrics has no {metrics.engines}, which {engine.title} {engine.version} has: either this is no"
+                f" {engine.title}, or {engine.uncounted}"
             )
-        count = max(1, len(engines))
-        gap = _GAPS[0] if f"{_GAPS[0]}_count" in values else _GAPS[1]
-        without_hits = max(0.0, values.get(_PROMPT, 0.0) - values.get(_HITS, 0.0))
-        used = values.get(_USED[0], values.get(_USED[1], 0.0)) / count
+        counted = [s for s in samples if _rank(metrics, s) in (None, first.get(_engine_of(metrics, s)))]
+        levels = [_total(reading, counted) > 0 for reading in metrics.levels]
         return cls(
-            engines=count,
-            running=int(values[_RUNNING]),
-            waiting=int(values.get(_WAITING, 0)),
-            cache_used=min(1.0, used),
-            cache_tokens=min(cache, int(_MOST)),
-            block_tokens=block,
-            sleep_level=level,
-            ended=int(values.get(_ENDED, 0)),
-            steps=values.get(_STEPS, 0.0),
-            generated=values.get(_GENERATED, 0.0),
-            computed=values.get(_COMPUTED, without_hits),
-            gaps=values.get(f"{gap}_count", 0.0),
-            gaps_s=values.get(f"{gap}_sum", 0.0),
+            engines=len(first),
+            running=int(_total(metrics.running, counted)),
+            waiting=int(_total(metrics.waiting, counted)),
+            cache_used=min(1.0, _total(metrics.used, counted) / len(first)),
+            cache_tokens=int(min(_total(metrics.cache_tokens, counted), _MOST)),
+            block_tokens=int(max(_values(metrics.block_tokens, counted), default=0)),
+            sleep_level=max((level for level, is_on in enumerate(levels, 1) if is_on), default=0),
+            ended=int(_total(metrics.ended, counted)),
+            steps=_total(metrics.steps, counted),
+            decode_steps=_total(metrics.decode_steps, counted),
+            generated=_total(metrics.generated, counted),
+            computed=_total(metrics.computed, counted),
+            gaps=_total(metrics.gaps, counted),
+            gaps_s=_total(metrics.gaps_s, counted),
         )
 
     @property
@@ -132,6 +108,7 @@ class Exposition:
 class ModelServer:
     """One replica that is read by its metrics."""
 
+    engine: ForeignEngine
     owner_uid: str
     served: str = ""
     """What it runs: image and arguments, as `Pod.served`."""
@@ -142,9 +119,9 @@ class ModelServer:
         """Its status by this answer, which came at `at_s` of a steady clock.
 
         Raises:
-            ProbeRefused: the answer is no exposition of a vLLM.
+            ProbeRefused: the answer is no exposition of its engine.
         """
-        found = Exposition.parsed(answer)
+        found = Exposition.parsed(self.engine, answer)
         self.saw(found, at_s)
         blocks = found.cache_tokens // found.block_tokens if found.block_tokens else 0
         told = f"{self.owner_uid}/{self.served}"
@@ -160,7 +137,7 @@ class ModelServer:
             report=ServingReport.model_validate(
                 {
                     # The class of this service alone, as long as it runs this image with these arguments.
-                    "class": f"serve-vllm-{hashlib.sha256(told.encode()).hexdigest()[:10]}",
+                    "class": f"serve-{self.engine.engine}-{hashlib.sha256(told.encode()).hexdigest()[:10]}",
                     "accelerator": "",
                     "kvTokens": found.cache_tokens,
                     "kvBlockTokens": found.block_tokens,
@@ -182,27 +159,79 @@ class ModelServer:
         is_restarted = min(steps, generated, computed, gaps, gaps_s) < 0 or now.engines != before.engines
         if is_restarted or steps < LEAST_STEPS or not gaps or min(before.running, now.running) < 1:
             return
-        if not FILLED[0] <= steps * gaps_s / gaps / seconds <= FILLED[1]:
+        decoded = now.decode_steps - before.decode_steps
+        if not FILLED[0] <= decoded * gaps_s / gaps / seconds <= FILLED[1]:
             return
         context = (before.context_tokens + now.context_tokens) / 2
-        # The first token of a stream comes with its prompt: a sequence that decodes has a gap in each step.
-        self.speed.record(gaps, steps * context, computed, seconds, steps=steps)
+        # The first token of a stream comes with its prompt: a sequence that decodes has a gap in each step of these.
+        self.speed.record(gaps, decoded * context, computed, seconds, steps=steps)
 
 
-def _samples(answer: bytes) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Name, labels and value of the samples that are used; the other lines, most of them buckets, are not parsed."""
+def _samples(metrics: EngineMetrics, answer: bytes) -> list[_Sample]:
+    """The samples that are used; the other lines, most of them buckets, are not parsed."""
+    prefix, names = metrics.prefix.encode(), _names(metrics)
     lines = [
         line
         for line in answer.splitlines()
-        if line.startswith(b"vllm:")
-        and any(line.startswith(name + end) for name in _READ for end in _DELIMITERS)
+        if line.startswith(prefix)
+        and any(line.startswith(name + end) for name in names for end in _DELIMITERS)
     ]
     try:
-        for family in text_string_to_metric_families(b"\n".join(lines).decode() + "\n"):
-            for sample in family.samples:
-                yield sample.name, sample.labels, sample.value
+        families = list(text_string_to_metric_families(b"\n".join(lines).decode() + "\n"))
     except (ValueError, KeyError, IndexError) as error:
         raise ProbeRefused(f"/metrics is no exposition that Prometheus reads: {error}") from error
+    return [_Sample(s.name, s.labels, s.value) for family in families for s in family.samples]
+
+
+def _names(metrics: EngineMetrics) -> frozenset[bytes]:
+    return frozenset(name.encode() for name in metrics.names)
+
+
+def _engine_of(metrics: EngineMetrics, sample: _Sample) -> str:
+    return sample.labels.get(metrics.engine_label, "")
+
+
+def _rank(metrics: EngineMetrics, sample: _Sample) -> tuple[int, ...] | None:
+    """Which process of its engine tells it; None: it is the whole engine's or server's."""
+    if not metrics.ranks or not all(label in sample.labels for label in metrics.ranks):
+        return None
+    return tuple(_whole(sample.labels[label]) for label in metrics.ranks)
+
+
+def _first_ranks(metrics: EngineMetrics, samples: Iterable[_Sample]) -> dict[str, tuple[int, ...]]:
+    """The first process of each engine."""
+    found: dict[str, tuple[int, ...]] = {}
+    for sample in samples:
+        if sample.name == metrics.engines:
+            engine, rank = _engine_of(metrics, sample), _rank(metrics, sample) or ()
+            found[engine] = min(found.get(engine, rank), rank)
+    return found
+
+
+def _total(reading: Reading, samples: Iterable[_Sample]) -> float:
+    """At least 0."""
+    return max(0.0, math.fsum(_values(reading, samples)))
+
+
+def _values(reading: Reading, samples: Iterable[_Sample]) -> list[float]:
+    """What the first sum adds up of which there is a sample; empty where there is none."""
+    for terms in reading:
+        found = [series.sign * _value(series, s) for series in terms for s in samples if _is_of(series, s)]
+        if found:
+            return found
+    return []
+
+
+def _is_of(series: Series, sample: _Sample) -> bool:
+    if sample.name != series.name or any(sample.labels.get(k, "") != v for k, v in series.labels):
+        return False
+    return not series.in_labels or _value(series, sample) > 0
+
+
+def _value(series: Series, sample: _Sample) -> float:
+    if not series.in_labels:
+        return sample.value
+    return math.prod(_whole(sample.labels.get(label)) for label in series.in_labels)
 
 
 def _whole(text: str | None) -> int:

@@ -3,7 +3,7 @@
 The pod is a tenant's container and its answer cannot be trusted, so: only pods of our kinds that declare the
 port, run without host network, and whose address lies in their node's pod range; no redirects; at most 64 KiB and
 two seconds; a bearer that is valid for this one object, and either for reading or for commands. A pod made by
-a release that had no roles is called with its one bearer. Everything else raises ProbeRefused. A vLLM has no status:
+a release that had no roles is called with its one bearer. Everything else raises ProbeRefused. An engine that is not ours has no status:
 its metrics are read in place of it (`model_server.py`), at most 1 MiB.
 """
 
@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for, key_of, role_of
 from busbar.kube.contracts.workload import METRICS_PATH, STATUS_PATH, ServingStatus, TrainingStatus
+from busbar.kube.types.engines import ForeignEngine
 from busbar.operator.errors import ProbeRefused
 from busbar.operator.metrics import Metrics
 from busbar.operator.pods.manifests import KIND_SERVICE, KIND_TRAINING
@@ -201,8 +202,10 @@ class Prober:
     async def _poll(self, pod: Pod) -> None:
         limit_s, began_s = self._settings.poll_timeout_s, self.clock()
         try:
-            if pod.is_vllm:
-                self.take_metrics(pod, await self._fetch("GET", pod, METRICS_PATH, timeout_s=limit_s))
+            if pod.engine is not None:
+                self.take_metrics(
+                    pod, pod.engine, await self._fetch("GET", pod, METRICS_PATH, timeout_s=limit_s)
+                )
             else:
                 self.take(pod, await self._call("GET", pod, STATUS_PATH, timeout_s=limit_s))
         except ProbeRefused as error:
@@ -229,9 +232,10 @@ class Prober:
                 self._changed(pod)
 
     def _unheard(self, pod: Pod) -> None:
-        """A vLLM never says that it takes no more requests, so while nothing is heard of it, it counts as busy."""
+        """An engine that is not ours never says that it takes no more requests, so while nothing is heard of it, it counts as
+        busy."""
         known = self.serving.get(pod.uid)
-        if pod.is_vllm and known is not None and not known.running:
+        if pod.engine is not None and known is not None and not known.running:
             self.serving[pod.uid] = known.model_copy(update={"running": 1})
 
     def _refuse(self, pod: Pod, why: str) -> None:
@@ -259,9 +263,9 @@ class Prober:
                 return
             self._keep(pod, status)
 
-    def take_metrics(self, pod: Pod, answer: bytes) -> None:
-        """Keeps what a vLLM's metrics say; raises ProbeRefused if they are none."""
-        server = self._servers.setdefault(pod.uid, ModelServer(pod.owner_uid, pod.served))
+    def take_metrics(self, pod: Pod, engine: ForeignEngine, answer: bytes) -> None:
+        """Keeps what the metrics of an engine say; raises ProbeRefused if they are not its."""
+        server = self._servers.setdefault(pod.uid, ModelServer(engine, pod.owner_uid, pod.served))
         self._keep(pod, server.take(answer, self.clock()))
 
     def _keep(self, pod: Pod, status: ServingStatus) -> None:

@@ -1,4 +1,4 @@
-"""The pods of a ModelService's replicas, with Busbar's own engine or vLLM."""
+"""The pods of a ModelService's replicas, with Busbar's own engine or another one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from busbar.kube.contracts import bearers, workload
 from busbar.kube.contracts.bearers import Role
 from busbar.kube.contracts.workload import Env, ReplicaRole
 from busbar.kube.types import AcceleratorPool, ModelService, quantity
+from busbar.kube.types.engines import FOREIGN, ForeignEngine
 from busbar.kube.types.meta import LABEL_ADMISSION_ID, LABEL_RANK
-from busbar.kube.types.model_service import MAX_REPLICAS, ModelServiceSpec, ServiceEngine
+from busbar.kube.types.model_service import MAX_REPLICAS, ModelServiceSpec
 from busbar.operator.pods.manifests import (
     INIT,
     KIND_SERVICE,
@@ -32,7 +33,6 @@ DRAIN_MARGIN_S = 15
 FIRST_DECODE = MAX_REPLICAS
 """Of a service whose replicas have roles those that decode have numbers from here on, and those that compute prompts smaller ones. So
 the replica that takes the place of one that is leaving has its role, although that still has its number."""
-_PARALLEL = re.compile(r"(--(tensor|pipeline|data)-parallel-size|-tp|-pp|-dp)\b")
 
 
 def service_pod_name(service: str, index: int) -> str:
@@ -63,8 +63,10 @@ def service_pod(
     model_id = spec.model_id or service.metadata.name
     env = identity_env(service, KIND_SERVICE)
     secret = bearers.secret_name(rendering.workload_key, service.metadata.uid)
-    vllm = spec.engine is ServiceEngine.VLLM
-    env[Env.BEARERS_DIR] = volumes.bearers(secret, *((bearers.VLLM_CONFIG,) if vllm else tuple(Role)))
+    engine = FOREIGN.get(spec.engine)
+    env[Env.BEARERS_DIR] = volumes.bearers(
+        secret, *(tuple(Role) if engine is None else (engine.config_file,))
+    )
     env[Env.MODEL_DIR] = volumes.claim(model_uri, read_only=True)
     # Our engine finds them below ARTIFACTS_ROOT by their addresses in its spec.
     adapters = {a.name: volumes.claim(a.uri, read_only=True) for a in spec.adapters or ()}
@@ -74,21 +76,24 @@ def service_pod(
     env[Env.SPEC] = json.dumps(spec.model_dump(mode="json", by_alias=True, exclude_none=True))
     if mode:
         env[Env.MODE] = mode
-    if not vllm:
+    if engine is None:
         env[Env.ROLE] = replica_role(spec, index)
     container = new_container(spec.image or rendering.workloads_image, env, volumes, port=True)
     container["imagePullPolicy"] = rendering.pull_policy
-    if spec.engine is ServiceEngine.BUILTIN:
+    if engine is None:
         container["command"] = [*INIT, "python", "-m", "busbar.workloads.serving"]
         container["args"] = list(spec.args or ())
+        container |= _probes(workload.READY_PATH, workload.HEALTH_PATH)
     else:
+        if engine.command:
+            container["command"] = list(engine.command)
         container["args"] = [
-            "--model", env[Env.MODEL_DIR], "--served-model-name", model_id, "--port", str(workload.PORT),
-            "--config", f"{bearers.FOLDER}/{bearers.VLLM_CONFIG}", *_vllm_limits(spec),
-            *_vllm_parallel(spec, pool), *_vllm_adapters(model_id, adapters), *(spec.args or ()),
+            engine.model_flag, env[Env.MODEL_DIR], "--served-model-name", model_id, "--port", str(workload.PORT),
+            "--config", f"{bearers.FOLDER}/{engine.config_file}", *engine.always, *_limits(engine, spec),
+            *_parallel(engine, spec, pool), *_adapters(engine, model_id, adapters), *(spec.args or ()),
         ]  # fmt: skip
-        container["lifecycle"] = pre_stop(workload.PORT, spec.drain_seconds)
-    container |= _probes(workload.HEALTH_PATH if vllm else workload.READY_PATH)
+        container["lifecycle"] = pre_stop(engine, workload.PORT, spec.drain_seconds)
+        container |= _probes(engine.ready_path, engine.health_path)
     container["resources"] = resources_of(placement.per_pod, pool)
     labels = {LABEL_RANK: str(index), LABEL_ADMISSION_ID: f"{service.metadata.uid[:8]}-{index}"}
     node = placement.nodes[0]
@@ -99,7 +104,7 @@ def service_pod(
     return body
 
 
-def _probes(ready_path: str) -> Body:
+def _probes(ready_path: str, health_path: str) -> Body:
     """When a replica takes requests, and when its container is started again."""
     return {
         "readinessProbe": {
@@ -109,7 +114,7 @@ def _probes(ready_path: str) -> Body:
             "timeoutSeconds": 2,
         },
         "livenessProbe": {
-            "httpGet": {"path": workload.HEALTH_PATH, "port": workload.PORT_NAME},
+            "httpGet": {"path": health_path, "port": workload.PORT_NAME},
             "initialDelaySeconds": 120,
             "periodSeconds": 20,
             "failureThreshold": 6,
@@ -118,30 +123,33 @@ def _probes(ready_path: str) -> Body:
     }
 
 
-def _vllm_limits(spec: ModelServiceSpec) -> list[str]:
-    """The limits of the spec as vLLM's own flags; `spec.args` come after them and win."""
+def _limits(engine: ForeignEngine, spec: ModelServiceSpec) -> list[str]:
+    """The limits of the spec as the engine's own flags; `spec.args` come after them and win."""
     flags: list[str] = []
     if spec.max_model_len is not None:
-        flags += ["--max-model-len", str(spec.max_model_len)]
-    if spec.kv_cache_memory is not None:
-        flags += ["--kv-cache-memory-bytes", str(quantity.to_bytes(spec.kv_cache_memory))]
+        flags += [engine.length_flag, str(spec.max_model_len)]
+    if spec.kv_cache_memory is not None and engine.kv_bytes_flag is not None:
+        flags += [engine.kv_bytes_flag, str(quantity.to_bytes(spec.kv_cache_memory))]
     return flags
 
 
-def _vllm_parallel(spec: ModelServiceSpec, pool: AcceleratorPool | None) -> list[str]:
-    """The flag with which vLLM uses all accelerators of the pod, where `spec.args` do not say how they are used."""
+def _parallel(engine: ForeignEngine, spec: ModelServiceSpec, pool: AcceleratorPool | None) -> list[str]:
+    """The flag with which the engine uses all accelerators of the pod, where `spec.args` do not say how they are used."""
     count = spec.shape.accelerators_per_pod
-    if pool is None or pool.spec.is_cpu or count == 1 or any(_PARALLEL.match(arg) for arg in spec.args or ()):
+    if pool is None or pool.spec.is_cpu or count == 1:
+        return []
+    if any(re.match(engine.parallel_args, arg) for arg in spec.args or ()):
         return []
     return ["--tensor-parallel-size", str(count)]
 
 
-def _vllm_adapters(model_id: str, folders: Mapping[str, str]) -> list[str]:
-    """vLLM's flags for adapters, under the names by which the gateway asks for them."""
+def _adapters(engine: ForeignEngine, model_id: str, folders: Mapping[str, str]) -> list[str]:
+    """The engine's flags for adapters, under the names by which the gateway asks for them."""
     if not folders:
         return []
+    before = f"{model_id}:" if engine.full_adapter_names else ""
     return [
         "--enable-lora",
-        "--lora-modules",
-        *(f"{model_id}:{name}={folder}" for name, folder in folders.items()),
+        engine.adapters_flag,
+        *(f"{before}{n}={folder}" for n, folder in folders.items()),
     ]

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from busbar.kube.contracts.report import ServingReport
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.types import ModelService
-from busbar.kube.types.model_service import ServiceEngine
+from busbar.kube.types.engines import ServiceEngine
 from busbar.kube.types.performance_profile import StepModel
 from busbar.kube.types.service_status import MOST_MEASURED, MeasuredReplica
 from busbar.operator.pods.engine_image import EngineImage, check

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from busbar.kube.contracts.adapters import ADAPTERS_PATH, AskedAdapter, AskedAdapters
 from busbar.kube.contracts.workload import AdapterReport, ServingStatus
 from busbar.kube.types import ModelService
-from busbar.kube.types.model_service import ModelServiceSpec, ServiceEngine
+from busbar.kube.types.engines import ServiceEngine
+from busbar.kube.types.model_service import ModelServiceSpec
 from busbar.kube.types.reasons import Reason
 from busbar.kube.types.service_status import AdapterStatus
 from busbar.operator.serving.asking import ask
@@ -62,7 +63,7 @@ def adapter_rows(
     readings: Mapping[str, ServingStatus],
     old: Iterable[AdapterStatus] | None,
 ) -> list[AdapterStatus]:
-    """One row for each adapter of the spec, from the replicas that take requests; vLLM reports none.
+    """One row for each adapter of the spec, from the replicas that take requests; other engines than ours report none.
 
     A message stays until a replica serves the adapter, so that it is there while no replica answers.
     """

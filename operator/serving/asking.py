@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from busbar.kube.contracts.wire import WireModel
 from busbar.kube.contracts.workload import ServingStatus
-from busbar.kube.types.model_service import ServiceEngine
+from busbar.kube.types.engines import ServiceEngine
 from busbar.operator.serving.view import ServiceView
 from busbar.operator.write.actions import PostToPod
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import datetime
 
 from busbar.kube.types import AcceleratorPool, ModelService, TrainingJob
+from busbar.kube.types.engines import ServiceEngine
 from busbar.kube.types.meta import ANNOTATION_REQUESTER
-from busbar.kube.types.model_service import ServiceEngine
 from busbar.kube.types.service_status import ModelServiceStatus, PoolReplicas, ScalingCause
 from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods.claims import Claim, per_pod

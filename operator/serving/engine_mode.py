@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from busbar.kube.types import AcceleratorPool, ModelService, quantity
-from busbar.kube.types.model_service import ServiceEngine
+from busbar.kube.types.engines import ServiceEngine
 from busbar.operator.profiles.table import Workload
 from busbar.scheduler.autoscale.predicted import Place
 from busbar.scheduler.fit.accelerators import accelerator

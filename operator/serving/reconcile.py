@@ -243,7 +243,7 @@ def _leave(view: ServiceView, staying: Set[str]) -> list[Action]:
         if pod.deleting and not pod.ended and pod.phase == "Running" and pod.port and not _is_lost(view, pod):
             # Somebody else deletes it; it ends with what runs there, unless that can go on elsewhere.
             drain = _drain(view, pod, staying)
-            if drain.peers and pod.uid not in view.asked and not pod.is_vllm:
+            if drain.peers and pod.uid not in view.asked and pod.engine is None:
                 actions.append(drain)
         if pod.ended or pod.deleting or pod.uid in staying or _is_lost(view, pod):
             continue
@@ -255,7 +255,7 @@ def _leave(view: ServiceView, staying: Set[str]) -> list[Action]:
             since = pod.sleep_since if pod.parked and pod.sleep_since is not None else view.now
             mark = {"metadata": {"annotations": {ANNOTATION_DRAINING: since.isoformat()}}}
             actions.append(Patch(PODS, pod.key, mark, pod.uid))
-        elif pod.uid not in view.asked and not pod.is_vllm and not _drained(view, pod):
+        elif pod.uid not in view.asked and pod.engine is None and not _drained(view, pod):
             actions.append(_drain(view, pod, staying))
         elif _drained(view, pod):
             grace = view.service.spec.drain_seconds + replica_pods.DRAIN_MARGIN_S
@@ -306,13 +306,17 @@ def _drain(view: ServiceView, pod: Pod, staying: Set[str]) -> PostToPod:
 
 
 def _drained(view: ServiceView, pod: Pod) -> bool:
-    """Whether no request runs there any more, or its time is up. A vLLM cannot be asked to take no more: the gateway sends
-    none."""
+    """Whether no request runs there any more, or its time is up. An engine that is not ours cannot be asked to
+    take no more: the gateway sends none."""
     assert pod.draining_since is not None
     waited = view.now - pod.draining_since
     if waited >= timedelta(seconds=view.service.spec.drain_seconds):
         return True
     reading = view.readings.get(pod.uid)
-    if waited < warm.settle_time(view, pod) or reading is None or not (reading.draining or pod.is_vllm):
+    if (
+        waited < warm.settle_time(view, pod)
+        or reading is None
+        or not (reading.draining or pod.engine is not None)
+    ):
         return False
     return reading.running == 0 and reading.waiting == 0

@@ -20,8 +20,9 @@ from busbar.kube.contracts.routes import (
 )
 from busbar.kube.contracts.workload import MOST_RUNNING, ReplicaRole, ServingStatus
 from busbar.kube.informer import Key
+from busbar.kube.types.engines import FOREIGN
 from busbar.kube.types.inference import InferencePrice
-from busbar.kube.types.model_service import ModelServiceSpec, ServiceEngine
+from busbar.kube.types.model_service import ModelServiceSpec
 from busbar.operator.errors import ProbeRefused
 from busbar.operator.pods.manifests import KIND_SERVICE
 from busbar.operator.pods.prober import address_of
@@ -77,7 +78,7 @@ def build_routes(
                 slo=_promise(spec),
                 access=_access(spec),
                 price=_price(spec.price),
-                ranked=spec.engine is ServiceEngine.VLLM and _flag(spec, "--scheduling-policy") == "priority",
+                ranked=_ranked(spec),
                 adapters=[
                     AdapterRoute(
                         name=a.name,
@@ -127,15 +128,17 @@ def _context_length(
 ) -> int | None:
     """The least that a ready replica reports, else what the spec asks for, else None.
 
-    A replica may serve less than the spec asks for, because its KV cache holds no more. vLLM does not report it; it does
-    not start with less than its flag says, but arguments of the spec's own can change the flag.
+    A replica may serve less than the spec asks for, because its KV cache holds no more. Of other engines than ours it is not
+    read; they do not start with less than their flag says, but arguments of the spec's own can change the flag.
     """
     serving = [p for p in pods if p.takes_requests]
     reports = [readings[p.uid].report for p in serving if p.uid in readings]
     told = [report.max_model_len for report in reports if report is not None and report.max_model_len]
     if told:
         return min(told)
-    if any(argument.startswith("--max-model-len") for argument in spec.args or ()):
+    engine = FOREIGN.get(spec.engine)
+    flag = "--max-model-len" if engine is None else engine.length_flag
+    if any(argument.startswith(flag) for argument in spec.args or ()):
         return None
     return spec.max_model_len
 
@@ -199,12 +202,22 @@ def _two_digits(seconds: float) -> float:
 
 
 def _most_running(spec: ModelServiceSpec) -> int | None:
-    """How many requests a replica computes together: its flag, else our engine's default; None: vLLM's own choice."""
-    builtin = spec.engine is ServiceEngine.BUILTIN
-    text = _flag(spec, "--max-running" if builtin else "--max-num-seqs")
+    """How many requests a replica computes together: its flag, else our engine's default; None: another engine's own choice."""
+    engine = FOREIGN.get(spec.engine)
+    text = _flag(spec, "--max-running" if engine is None else engine.running_flag)
     if text.isdecimal() and int(text):
         return int(text)
-    return MOST_RUNNING if builtin else None
+    return MOST_RUNNING if engine is None else None
+
+
+def _ranked(spec: ModelServiceSpec) -> bool:
+    """Whether its model server orders requests by their `priority`, lowest first: its arguments say so."""
+    engine = FOREIGN.get(spec.engine)
+    if engine is None:
+        return False
+    return all(
+        _flag(spec, flag) == value if value else flag in (spec.args or ()) for flag, value in engine.ranked_by
+    )
 
 
 def _flag(spec: ModelServiceSpec, flag: str) -> str:

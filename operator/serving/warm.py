@@ -17,7 +17,8 @@ from datetime import timedelta
 
 from busbar.kube.contracts.workload import SLEEP_PATH, WAKE_PATH
 from busbar.kube.resources import PODS
-from busbar.kube.types.model_service import ServiceEngine, WarmLevel
+from busbar.kube.types.engines import FOREIGN
+from busbar.kube.types.model_service import WarmLevel
 from busbar.kube.types.reasons import Reason
 from busbar.operator.serving.view import ServiceView
 from busbar.operator.watch.projections import ANNOTATION_SLEEP, Pod, Sleep
@@ -91,10 +92,10 @@ def is_surely_asleep(view: ServiceView, pod: Pod) -> bool:
 
 
 def settle_time(view: ServiceView, pod: Pod) -> timedelta:
-    """How long after its mark a replica may still get requests: until the gateway has routes without it. Of a vLLM, which
-    is never told, also until it was read after that."""
+    """How long after its mark a replica may still get requests: until the gateway has routes without it. Of an
+    engine that is never told (not ours), also until it was read after that."""
     settings = view.settings
-    read_s = settings.poll_period_s + settings.poll_timeout_s if pod.is_vllm else 0.0
+    read_s = settings.poll_period_s + settings.poll_timeout_s if pod.engine is not None else 0.0
     return timedelta(seconds=settings.drain_settle_s + read_s)
 
 
@@ -129,7 +130,7 @@ def _to_wake(view: ServiceView, pod: Pod) -> tuple[list[Action], Notices]:
     reading, waited_s = view.readings.get(pod.uid), _waited(view, pod).total_seconds()
     answers = reading is not None and reading.ready and reading.sleep_level == 0
     if pod.sleep is not Sleep.WAKING:
-        if answers or (reading is None and view.service.spec.engine is ServiceEngine.VLLM):
+        if answers or (reading is None and view.service.spec.engine in FOREIGN):
             return [_mark(view, pod, None)], []  # its engine never slept
         return [_mark(view, pod, Sleep.WAKING), _post(view, pod, WAKE_PATH)], []
     if answers:
@@ -165,7 +166,7 @@ def _is_quiet(view: ServiceView, pod: Pod) -> bool:
     if waited < settle_time(view, pod):
         return False
     if reading is None:
-        is_silent = view.service.spec.engine is ServiceEngine.VLLM
+        is_silent = view.service.spec.engine in FOREIGN
         return is_silent and waited >= timedelta(seconds=view.service.spec.drain_seconds)
     return reading.running == 0 and reading.waiting == 0
 

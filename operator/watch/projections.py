@@ -18,6 +18,7 @@ from busbar.kube.client import Object
 from busbar.kube.contracts import bearers
 from busbar.kube.informer import Key
 from busbar.kube.types import quantity
+from busbar.kube.types.engines import FOREIGN, ForeignEngine
 from busbar.kube.types.meta import (
     LABEL_ADMISSION_ID,
     LABEL_ATTEMPT,
@@ -121,8 +122,8 @@ class Pod:
     image: str = ""  # of the main container, as the spec names it
     image_id: str = ""  # the same image as its node reports it, with the digest
     bearers: str = ""  # the Secret with its bearers; "": made by a release that had no roles
-    is_vllm: bool = False  # it takes no commands, and is read by its metrics
-    served: str = ""  # of a vLLM: a digest of its image and arguments, on which its speed depends
+    engine: ForeignEngine | None = None  # not ours: it takes no commands, and is read by its metrics
+    served: str = ""  # by such an engine: a digest of its image and arguments, on which its speed depends
     started_at: datetime | None = None
     exit: Exit | None = None
     evicted: bool = False  # stopped by the cluster, not by a fault of its own
@@ -214,7 +215,7 @@ def project_pod(obj: Object) -> Pod:
     conditions = {c.get("type"): c for c in status.get("conditions") or ()}
     owner: dict[str, Any] = next((o for o in meta.get("ownerReferences") or () if o.get("controller")), {})
     state, mounted = main.get("state") or {}, _bearers(spec)
-    is_vllm = any(item.get("key") == bearers.VLLM_CONFIG for item in mounted.get("items") or ())
+    engine = _engine(mounted)
     return Pod(
         key=Key(meta.get("namespace", ""), meta["name"]),
         uid=meta.get("uid", ""),
@@ -248,8 +249,8 @@ def project_pod(obj: Object) -> Pod:
         image=str(container.get("image") or ""),
         image_id=str(main.get("imageID") or ""),
         bearers=str(mounted.get("secretName") or ""),
-        is_vllm=is_vllm,
-        served=_served(container) if is_vllm else "",
+        engine=engine,
+        served=_served(container) if engine is not None else "",
         started_at=time_of((state.get("running") or {}).get("startedAt")),
         exit=_exit(state.get("terminated")),
         evicted=_evicted(status, conditions),
@@ -363,6 +364,12 @@ def _bearers(spec: dict[str, Any]) -> dict[str, Any]:
     """The volume's source of the Secret that is mounted under our volume's name."""
     found = (v.get("secret") or {} for v in spec.get("volumes") or () if v.get("name") == bearers.VOLUME)
     return next(found, {})
+
+
+def _engine(mounted: dict[str, Any]) -> ForeignEngine | None:
+    """Whose configuration file the pod mounts."""
+    keys = {item.get("key") for item in mounted.get("items") or ()}
+    return next((engine for engine in FOREIGN.values() if engine.config_file in keys), None)
 
 
 def _served(container: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from tests.operator.builders import ENGINE, RENDERING, gang, job, placement, poo
 from busbar.kube.contracts import bearers
 from busbar.kube.contracts.bearers import Role
 from busbar.kube.contracts.workload import Env
+from busbar.kube.types import engines
 from busbar.operator.pods import manifests, replica_pods, training_pods
 from busbar.operator.pods.model_server import ModelServer
 from busbar.operator.watch.projections import project_pod
@@ -329,7 +330,11 @@ def test_the_speed_of_a_vllm_is_that_of_its_image_model_and_arguments(
 ) -> None:
     def workload_class(body: dict[str, Any]) -> str:
         pod = project_pod(body)
-        report = ModelServer(pod.owner_uid, pod.served).take(b"vllm:num_requests_running 0\n", 0.0).report
+        report = (
+            ModelServer(engines.VLLM, pod.owner_uid, pod.served)
+            .take(b"vllm:num_requests_running 0\n", 0.0)
+            .report
+        )
         assert report is not None
         return report.workload_class
 
@@ -389,7 +394,7 @@ def test_the_mounted_files_are_the_ones_that_the_secret_holds_and_only_the_group
         folder = env(body)["BUSBAR_BEARERS_DIR"]
         assert {"name": bearers.VOLUME, "mountPath": folder, "readOnly": True} in mounts
         found = project_pod({**body, "metadata": {**body["metadata"], "uid": "u"}})
-        assert (found.bearers, found.is_vllm) == (source["secretName"], of is VLLM)
+        assert (found.bearers, found.engine) == (source["secretName"], engines.VLLM if of is VLLM else None)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from random import Random
 
 import pytest
 
+from busbar.kube.types.engines import VLLM
 from busbar.operator.errors import ProbeRefused
 from busbar.operator.pods.model_server import LEAST_STEPS, Exposition, ModelServer
 from busbar.operator.pods.model_server_stop import pre_stop
@@ -52,7 +53,7 @@ vllm:inter_token_latency_seconds_sum{{{of}}} {gaps_s}
 
 
 def test_a_recorded_answer_is_read() -> None:
-    found = Exposition.parsed(RECORDED[0])
+    found = Exposition.parsed(VLLM, RECORDED[0])
     assert (found.engines, found.running, found.waiting, found.sleep_level) == (1, 15, 0, 0)
     assert (found.cache_tokens, found.block_tokens) == (65536, 128)
     assert found.context_tokens == pytest.approx(65536 * 33 / 511), "33 blocks; vLLM keeps one for itself"
@@ -61,7 +62,7 @@ def test_a_recorded_answer_is_read() -> None:
 
 
 def test_the_status_of_recorded_answers() -> None:
-    server = ModelServer("uid-1")
+    server = ModelServer(VLLM, "uid-1")
     for answer, at_s in zip(RECORDED, AT_S, strict=True):
         status = server.take(answer, at_s)
     assert status.ready
@@ -71,11 +72,13 @@ def test_the_status_of_recorded_answers() -> None:
     assert status.report is not None
     assert status.report.cache_tokens == 65536
     assert status.report.workload_class.startswith("serve-vllm-")
-    assert status.report.workload_class != ModelServer("uid-2").take(RECORDED[0], 0.0).report.workload_class  # type: ignore[union-attr]
+    other = ModelServer(VLLM, "uid-2").take(RECORDED[0], 0.0).report
+    assert other is not None
+    assert status.report.workload_class != other.workload_class
 
 
 def test_two_recorded_intervals_of_steps_without_a_pause_are_two_rows() -> None:
-    server = ModelServer("uid-1")
+    server = ModelServer(VLLM, "uid-1")
     for answer, at_s in zip(RECORDED, AT_S, strict=True):
         server.take(answer, at_s)
     assert server.speed.model.steps == 2
@@ -84,7 +87,7 @@ def test_two_recorded_intervals_of_steps_without_a_pause_are_two_rows() -> None:
 
 def test_a_known_law_is_found_from_counters() -> None:
     """Intervals of steps that take 2 ms, 0.3 ms a sequence, 0.5 ms a thousand tokens of context, 20 µs a prompt token."""
-    rng, server = Random(0), ModelServer("uid-1")
+    rng, server = Random(0), ModelServer(VLLM, "uid-1")
     at_s = gaps_s = 0.0
     steps = generated = computed = 0
     for _ in range(400):
@@ -149,14 +152,14 @@ AFTER = {"running": 4, "steps": 200, "generated": 800, "computed": 90, "gaps_s":
 def test_only_intervals_without_a_pause_teach(
     before: dict[str, float], after: dict[str, float], rows: int
 ) -> None:
-    server = ModelServer("uid-1")
+    server = ModelServer(VLLM, "uid-1")
     server.take(exposition(**BEFORE | before), 0.0)  # type: ignore[arg-type]
     server.take(exposition(**AFTER | after), 2.0)  # type: ignore[arg-type]
     assert server.speed.model.steps == rows
 
 
 def test_the_engines_of_a_data_parallel_server_are_added_up() -> None:
-    server = ModelServer("uid-1")
+    server = ModelServer(VLLM, "uid-1")
     for values, at_s in ((BEFORE, 0.0), (AFTER, 2.0)):
         both = exposition(**values) + exposition(engine="1", **values)  # type: ignore[arg-type]
         status = server.take(both, at_s)
@@ -173,13 +176,13 @@ def test_older_names_are_read() -> None:
     )
     lines = [line for line in older.splitlines() if b"by_source" not in line]
     lines += [b'vllm:prompt_tokens_total{engine="0"} 100', b'vllm:prefix_cache_hits_total{engine="0"} 40']
-    found = Exposition.parsed(b"\n".join(lines))
+    found = Exposition.parsed(VLLM, b"\n".join(lines))
     assert (found.cache_used, found.gaps, found.gaps_s, found.computed) == (0.5, 800, 18.0, 60)
 
 
 def test_a_server_that_sleeps_is_not_ready() -> None:
     asleep = exposition(running=0) + b'vllm:engine_sleep_state{sleep_state="weights_offloaded"} 1\n'
-    status = ModelServer("uid-1").take(asleep, 0.0)
+    status = ModelServer(VLLM, "uid-1").take(asleep, 0.0)
     assert (status.ready, status.sleep_level) == (False, 1)
 
 
@@ -195,20 +198,21 @@ def test_a_server_that_sleeps_is_not_ready() -> None:
 )
 def test_what_is_no_exposition_of_a_vllm_is_refused(answer: bytes, why: str) -> None:
     with pytest.raises(ProbeRefused, match=why):
-        Exposition.parsed(answer)
+        Exposition.parsed(VLLM, answer)
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "1e300"])
 def test_numbers_that_no_counter_has_are_dropped(value: str) -> None:
     found = Exposition.parsed(
-        exposition() + f"vllm:prompt_tokens_total {value}\nvllm:request_success_total {value}\n".encode()
+        VLLM,
+        exposition() + f"vllm:prompt_tokens_total {value}\nvllm:request_success_total {value}\n".encode(),
     )
     assert (found.ended, found.running) == (0, 4)
 
 
 def test_a_cache_of_nonsense_holds_nothing() -> None:
     answer = exposition().replace(b'"1000"', b'"' + b"9" * 40 + b'"')
-    status = ModelServer("uid-1").take(answer, 0.0)
+    status = ModelServer(VLLM, "uid-1").take(answer, 0.0)
     assert status.kv_blocks_total == 0
     assert status.report is not None
     assert status.report.cache_tokens is None
@@ -242,7 +246,7 @@ def answering(gauges: list[tuple[int, int]], first_after_s: float = 0.0) -> Iter
 
 
 def run_hook(port: int, limit_s: float) -> None:
-    command = pre_stop(port, 60)["preStop"]["exec"]["command"]
+    command = pre_stop(VLLM, port, 60)["preStop"]["exec"]["command"]
     command = [sys.executable, *command[1:4], "0.1", str(limit_s)]
     assert subprocess.run(command, timeout=30, capture_output=True, check=True).stderr == b""
 

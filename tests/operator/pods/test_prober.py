@@ -14,6 +14,7 @@ from tests.operator.builders import SETTINGS, replica, running
 from tests.operator.pods.test_model_server import exposition
 
 from busbar.kube.contracts.bearers import Role, bearer_for, former_bearer_for
+from busbar.kube.types.engines import VLLM
 from busbar.operator.errors import ProbeRefused
 from busbar.operator.metrics import Metrics
 from busbar.operator.pods.manifests import KIND_SERVICE
@@ -324,7 +325,7 @@ async def test_a_vllm_is_read_by_its_metrics_and_counts_as_busy_while_nothing_is
         return web.Response(body=answer) if answer is not None else web.Response(status=503)
 
     async with workload(metrics) as (prober, of, seen):
-        pod = replica(0, port=of.port, ip=of.ip, is_vllm=True)
+        pod = replica(0, port=of.port, ip=of.ip, engine=VLLM)
         prober._pods = lambda: [pod]
         running = []
         while answers:
@@ -343,7 +344,7 @@ async def test_an_exposition_may_be_longer_than_a_status_but_not_without_end() -
         return web.Response(body=filler + exposition(running=3))
 
     async with workload(metrics) as (prober, of, _):
-        pod = replica(0, port=of.port, ip=of.ip, is_vllm=True)
+        pod = replica(0, port=of.port, ip=of.ip, engine=VLLM)
         prober._pods = lambda: [pod]
         await prober.poll_once()
         assert (prober.serving[pod.uid].running, prober.refusals) == (3, {})

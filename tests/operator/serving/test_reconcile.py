@@ -26,6 +26,7 @@ from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.informer import Key
 from busbar.kube.types import ModelService
+from busbar.kube.types.engines import VLLM
 from busbar.operator.decisions import Admit, Release, Wait
 from busbar.operator.pods.manifests import KIND_TRAINING
 from busbar.operator.profiles.table import workload
@@ -280,11 +281,11 @@ def test_what_the_replicas_measured_is_written_with_the_usage_and_not_before() -
 
 def test_a_vllm_is_not_asked_to_drain_and_leaves_when_it_was_read_without_requests() -> None:
     of = wanting(0, drainSeconds=30, engine="vllm", image="vllm/vllm-openai")
-    assert [type(a) for a in reconcile(view(of, replica(0, is_vllm=True))).actions] == [Patch]
+    assert [type(a) for a in reconcile(view(of, replica(0, engine=VLLM))).actions] == [Patch]
     settles_s = SETTINGS.drain_settle_s + SETTINGS.poll_period_s + SETTINGS.poll_timeout_s
 
     def after(seconds: float, reading: ServingStatus | None) -> list[type]:
-        marked = replica(0, is_vllm=True, draining_since=NOW - timedelta(seconds=seconds))
+        marked = replica(0, engine=VLLM, draining_since=NOW - timedelta(seconds=seconds))
         readings = {marked.uid: reading} if reading is not None else {}
         return [type(a) for a in reconcile(view(of, marked, readings=readings)).actions]
 

@@ -14,7 +14,7 @@ from busbar.kube.client import KubeClient
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.informer import Key
 from busbar.kube.login import Login
-from busbar.kube.types import ModelService
+from busbar.kube.types import ModelService, engines
 from busbar.operator.accounting.budgets import Hold
 from busbar.operator.decisions import Release
 from busbar.operator.serving.claims import claims
@@ -117,9 +117,9 @@ VLLM = {"level": "loaded", "engine": "vllm", "image": "registry/vllm:1"}
         (at(ASLEEP), SLEEPS, LOADED, ["/wake_up"]),
         (at(SETTLING, 10.0), None, VLLM, []),
         (at(SETTLING, 31.0), None, VLLM, ["Asleep"]),
-        (at(SETTLING, 5.0, is_vllm=True), AWAKE, VLLM, []),  # it may not have been read since
-        (at(SETTLING, 6.0, is_vllm=True), AWAKE, VLLM, ["Asleep"]),
-        (at(SETTLING, 31.0, is_vllm=True), BUSY, VLLM, []),
+        (at(SETTLING, 5.0, engine=engines.VLLM), AWAKE, VLLM, []),  # it may not have been read since
+        (at(SETTLING, 6.0, engine=engines.VLLM), AWAKE, VLLM, ["Asleep"]),
+        (at(SETTLING, 31.0, engine=engines.VLLM), BUSY, VLLM, []),
         # It cannot sleep: it leaves, as without `warm`.
         (replica(0, phase="Pending", ready=False, gates=("busbar.dev/admission",)), None, {}, ["deleted"]),
         (replica(0, phase="Pending", ready=False), None, {}, ["deleted"]),
