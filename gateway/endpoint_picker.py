@@ -44,7 +44,7 @@ USUAL_OUTPUT = 256.0
 MOST_DOUBLINGS = 60
 """Of the pause of a replica that fails again and again, which has a bound anyway."""
 LAST_RANK = 1_000_000
-"""Of batch work, at a vLLM that orders by rank."""
+"""Of batch work, at a model server that orders by rank."""
 LATEST = 0.05
 """Of the last answer in the mean."""
 USUAL_STALL_S = 0.05

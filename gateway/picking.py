@@ -5,7 +5,7 @@
 
 The coefficients are those that the replica's engine has fitted to its own steps (`ReplicaSpeed`), so a fast accelerator
 gets more, a prompt follows its prefix, a conversation its former turns, and a request its adapter, as long as that saves more
-than the queue there costs: nothing else breaks stickiness. Where a replica has not told its speed (vLLM, or before its
+than the queue there costs: nothing else breaks stickiness. Where a replica has not told its speed (another engine than ours, or before its
 first requests), the replica with most of the prefix is taken if it has not much more to do than the idlest, else the
 idler of two random ones.
 """

@@ -3,7 +3,7 @@
 A replica's failure is hidden from the client: the request goes back to the head of the endpoint picker's queue and
 on to another replica. Before the first byte to the client it starts again from the beginning. After the first byte
 another replica resumes the stream behind the last token (`delivery`); where the model server sends no token ids
-(vLLM), the stream ends with an error event.
+(engines other than ours), the stream ends with an error event.
 
 A replica that *refused* (connection refused, 503, 429, or it shuts down) does not count; a replica that *failed*
 while it may have worked on the request counts, and after `attempts` of these the client gets a 502, or the error

@@ -65,7 +65,7 @@ Examples:
 
 \b
 Replicas of Busbar's engine read it while they serve, from a claim that their pods mount: that of spec.model.uri, or of
-another adapter. For one on another claim, and with engine vllm: busbar cancel, load, busbar resume.
+another adapter. For one on another claim, and with another engine than Busbar's: busbar cancel, load, busbar resume.
 """
 )
 @click.argument("service", shell_complete=objects)

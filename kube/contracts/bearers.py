@@ -3,14 +3,15 @@
 The port has three roles, each with a bearer that is valid for no other:
 
     read      GET /status, /metrics and all paths not listed below    the operator's polls
-    infer     /v1/…, /resume, /tokenize, /detokenize, and what         the gateway, vLLM's one API key, and
+    infer     /v1/…, /resume, /tokenize, /detokenize, and what         the gateway, the one API key of vLLM and SGLang, and
               is below /migrate                                        what replicas of one service tell each other
     command   POST /checkpoint, /drain, /sleep, /wake_up,              the operator's commands
               /kv_shares, /adapters, /migrate, loading and unloading
               adapters
 
 Inference has its own bearer because the gateway keeps its routes on disk and vLLM may print its key: neither leak must
-allow stopping a replica. Streams are sent from replica to replica with it too, because the gateway names the address to
+allow stopping a replica. (An SGLang takes its one key for its own commands, too, and tells it to whoever has it, so a second one
+would part nothing.) Streams are sent from replica to replica with it too, because the gateway names the address to
 which one goes: whoever could make a replica send to an address of its own gets no bearer that it does not have. Each bearer is derived from the chart's key and the object's uid, so the owner of the key
 needs no look-up, and a bearer is invalid at any other object. In the cluster they are in one Secret for each object,
 made by the operator and mounted as files, one file for each role: a caller who may read pods, logs or events learns

@@ -104,7 +104,7 @@ class ServiceRoute(WireModel):
     """None: its tokens cost nothing."""
     adapters: list[AdapterRoute] = Field(default_factory=list)
     ranked: bool = False
-    """Its model server orders requests by the field `priority`, lowest first: vLLM with that scheduling policy."""
+    """Its model server orders requests by the field `priority`, lowest first: vLLM or SGLang with arguments that say so."""
     bearer: str = Field(repr=False)
     endpoints: list[Endpoint] = Field(default_factory=list)
     shares: list[BucketShares] = Field(default_factory=list)

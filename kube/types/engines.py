@@ -8,6 +8,10 @@
 A row holds facts of one release, named in `version`:
 
 - vLLM 0.32.0 ran on a CPU, behind the gateway, and its metrics were recorded.
+- SGLang 0.5.23 has not run here. Its row was written from the source of that release: `srt/utils/auth.py`,
+  `srt/utils/server_args_config_parser.py`, `srt/arg_groups/fields/`, `srt/arg_groups/validation_hook.py`,
+  `srt/entrypoints/http_server.py`, `srt/entrypoints/openai/serving_base.py`, `srt/managers/tokenizer_manager.py` and
+  `srt/observability/metrics_collector.py`.
 """
 
 from collections.abc import Mapping
@@ -19,6 +23,7 @@ from types import MappingProxyType
 class ServiceEngine(StrEnum):
     BUILTIN = "builtin"
     VLLM = "vllm"
+    SGLANG = "sglang"
 
 
 Labels = tuple[tuple[str, str], ...]
@@ -201,5 +206,56 @@ VLLM = ForeignEngine(
     uncounted="--disable-log-stats is among its arguments",
 )
 
-FOREIGN: Mapping[ServiceEngine, ForeignEngine] = MappingProxyType({row.engine: row for row in (VLLM,)})
+_S_PASSES = "sglang:cuda_graph_passes_total"
+_S_TOKENS = "sglang:realtime_tokens_total"
+
+SGLANG = ForeignEngine(
+    engine=ServiceEngine.SGLANG,
+    title="SGLang",
+    version="0.5.23",
+    config_file="sglang.yaml",
+    reserved_args="^--(ap|conf)",  # no other argument begins so
+    command=("python3", "-m", "sglang.launch_server"),
+    model_flag="--model-path",
+    always=("--host", "0.0.0.0", "--enable-metrics", "--enable-cache-report"),
+    length_flag="--context-length",
+    kv_bytes_flag=None,
+    kv_args="--mem-fraction-static or --max-total-tokens",
+    running_flag="--max-running-requests",
+    parallel_args=r"--((tensor|pipeline|data)-parallel-size|[tpd]p(-size)?)(=|$)",
+    adapters_flag="--lora-paths",
+    full_adapter_names=False,
+    ranked_by=(("--enable-priority-scheduling", ""), ("--schedule-low-priority-values-first", "")),
+    colon_in_model=False,
+    ready_path="/ready",  # /health computes a token, which takes a second and more
+    health_path="/health",
+    metrics=EngineMetrics(
+        prefix="sglang:",
+        engines="sglang:max_total_num_tokens",
+        engine_label="dp_rank",
+        ranks=("pp_rank", "tp_rank"),  # each process has the gauges, the first one counts requests
+        # With priorities each gauge is there once more for each of them.
+        running=_one("sglang:num_running_reqs", priority=""),
+        waiting=(
+            (
+                _series("sglang:num_queue_reqs", priority=""),
+                _series("sglang:num_grammar_queue_reqs", priority=""),
+            ),
+        ),
+        used=_one("sglang:token_usage"),
+        cache_tokens=_one("sglang:max_total_num_tokens"),
+        block_tokens=_one("sglang:page_size"),
+        steps=_one(_S_PASSES),
+        decode_steps=(tuple(_series(_S_PASSES, mode=mode) for mode in ("decode_cuda_graph", "decode_none")),),
+        # Tokens of decode passes, and the first one of each answer, which the pass of its prompt makes.
+        generated=((_series(_S_TOKENS, mode="decode"), Series("sglang:time_to_first_token_seconds_count")),),
+        computed=_one(_S_TOKENS, mode="prefill_compute"),
+        ended=_one("sglang:num_requests_total"),
+        gaps=_one("sglang:inter_token_latency_seconds_count"),
+        gaps_s=_one("sglang:inter_token_latency_seconds_sum"),
+    ),
+    uncounted="another release with other names",
+)
+
+FOREIGN: Mapping[ServiceEngine, ForeignEngine] = MappingProxyType({row.engine: row for row in (VLLM, SGLANG)})
 """By `spec.engine`; Busbar's own is not here."""

@@ -262,11 +262,11 @@ class ModelServiceSpec(SpecModel):
         "model.uri and the adapters have already.",
     )
     engine: ServiceEngine = Field(
-        default=ServiceEngine.BUILTIN, description="Busbar's own engine, or vLLM from an image."
+        default=ServiceEngine.BUILTIN, description="Busbar's own engine, or vLLM or SGLang from an image."
     )
     image: Annotated[str, Field(pattern=r"^[^\s]+$", min_length=1, max_length=512)] | None = Field(
         default=None,
-        description="Container image; needed with vllm, default the platform's with builtin.",
+        description="Container image; needed with vllm and sglang, default the platform's with builtin.",
     )
     args: Annotated[list[Annotated[str, Field(max_length=8192)]], Field(max_length=128)] | None = Field(
         default=None, description="More arguments for the server."

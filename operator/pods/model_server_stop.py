@@ -5,6 +5,9 @@ SIGTERM at once, at which vLLM ends the streams that run. The hook holds the sig
 pod that is being deleted, so after a moment for its routes only what runs is waited for. A server that takes long to
 answer is busy; one that cannot be reached has ended. It needs python3, which these engines
 run on; where it is missing the kubelet says so in an event, and stops the container as without a hook.
+
+SGLang sets its gauges with each batch of prompts, each fortieth step and when it has nothing to do, so a stream of less than
+forty steps may not be seen; at SIGTERM SGLang itself ends only when its requests have, within the grace period of the pod.
 """
 
 from __future__ import annotations

@@ -225,6 +225,20 @@ def model_service() -> JSON:
     )
 
 
+def model_service_of_sglang() -> JSON:
+    """A ModelService by SGLang, with a latency target."""
+    document = model_service()
+    spec = document["spec"]
+    del spec["kvCacheMemory"], spec["replicas"]
+    spec |= {
+        "engine": "sglang",
+        "image": "registry.example.com/sglang:1",
+        "args": ["--mem-fraction-static", "0.85"],
+        "slo": {"ttftMilliseconds": 500, "tpotMilliseconds": 50},
+    }
+    return document
+
+
 def model_service_from_weights() -> JSON:
     """A ModelService of weights on a claim, by our own engine, with a latency target, scaled by pool from outside."""
     document = model_service()
@@ -429,6 +443,7 @@ BASES = {
         model_service,
         model_service_from_weights,
         model_service_in_zones,
+        model_service_of_sglang,
         model_service_with_roles,
     ),
     "AcceleratorPool": (pool, cpu_pool),

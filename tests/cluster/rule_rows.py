@@ -985,6 +985,49 @@ SERVICE = (
         OTHER_ADAPTER,
         before=RUNNING,
     ),
+    *(
+        Row(m.model_service_of_sglang, "spec", says, bad, good, blames="spec")
+        for says, bad, good in (
+            ("engine sglang needs spec.image", {"spec/image": ...}, BUILTIN),
+            (
+                "slo of engine sglang needs ttftMilliseconds",
+                {"spec/slo": {"tpotMilliseconds": 50}},
+                {"spec/slo": {"tpotMilliseconds": 50}, **BUILTIN},
+            ),
+            (
+                "--api-key and --config of engine sglang are set by Busbar",
+                {"spec/args": ["--api-key", "mine"]},
+                {"spec/args": ["--context-length=4096", "--attention-backend", "triton"]},
+            ),
+            (
+                "--api-key and --config of engine sglang are set by Busbar",
+                {"spec/args": ["--config=/own.yaml"]},
+                {"spec/args": ["--constrained-json-disable-any-whitespace"]},
+            ),
+            (
+                "Busbar does not use the sleep mode of engine sglang; set scaling.warm.level to loaded",
+                {"spec/scaling/warm/level": "sleeping"},
+                {"spec/scaling/warm/level": "loaded"},
+            ),
+            (
+                "kvCacheMemory is not for engine sglang, which takes no size in bytes",
+                {"spec/kvCacheMemory": "2Gi"},
+                {"spec/args": ["--max-total-tokens", "65536"]},
+            ),
+            (
+                "modelId of engine sglang must have no colon",
+                {"spec/modelId": "llama:8b"},
+                {"spec/modelId": "llama-8b"},
+            ),
+        )
+    ),
+    Row(
+        m.model_service_of_sglang,
+        "spec",
+        f"spec.adapters of engine sglang {WHILE_SUSPENDED}",
+        OTHER_ADAPTER,
+        before=RUNNING,
+    ),
     Row(
         m.model_service_from_weights,
         "spec",

@@ -63,7 +63,11 @@ async def test_a_viewer_reads_no_bearer_anywhere(cluster: Cluster, platform: Api
     await cluster.until(TENANTS, f"tenant-{cluster.namespace}", lambda status: bool(status.get("conditions")))
     await cluster.create(engine_job("one"))
     await cluster.create(gang_job("own", 2))
-    for name, engine in (("built", {}), ("vllm", {"engine": "vllm", "image": "registry.test/vllm:1"})):
+    others = ("vllm", "sglang")
+    for name, engine in (
+        ("built", {}),
+        *((n, {"engine": n, "image": f"registry.test/{n}:1"}) for n in others),
+    ):
         spec = {"model": {"uri": "pvc://claim/model"}, "shape": {"memory": "64Mi"}, **engine}
         await cluster.create({"kind": "ModelService", "metadata": {"name": name}, "spec": spec})
         await cluster.until(MODEL_SERVICES, name, lambda status: status.get("readyReplicas") == 1)
@@ -72,7 +76,7 @@ async def test_a_viewer_reads_no_bearer_anywhere(cluster: Cluster, platform: Api
 
     made = [
         await cluster.get(TRAINING_JOBS, "one"),
-        *[await cluster.get(MODEL_SERVICES, n) for n in ("built", "vllm")],
+        *[await cluster.get(MODEL_SERVICES, n) for n in ("built", *others)],
     ]
     uids = [item["metadata"]["uid"] for item in made]
     stored, _ = await cluster.client.list(SECRETS, cluster.namespace)

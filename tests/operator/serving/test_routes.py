@@ -125,6 +125,8 @@ def test_a_replica_that_has_not_measured_enough_tells_no_speed() -> None:
         ({"args": ["--max-running", "many"]}, 64),
         ({"engine": "vllm", "image": "vllm/vllm-openai"}, None),
         ({"engine": "vllm", "image": "vllm/vllm-openai", "args": ["--max-num-seqs", "32"]}, 32),
+        ({"engine": "sglang", "image": "sglang", "args": ["--max-num-seqs", "32"]}, None),
+        ({"engine": "sglang", "image": "sglang", "args": ["--max-running-requests=32"]}, 32),
     ],
 )
 def test_how_many_requests_a_replica_computes_together(spec: dict[str, Any], most: int | None) -> None:
@@ -182,3 +184,32 @@ def test_the_status_says_what_each_tenant_of_a_shared_service_asks_for() -> None
 )
 def test_only_a_vllm_that_orders_by_priority_gets_ranks(spec: dict[str, Any], ranked: bool) -> None:
     assert route(**spec).ranked is ranked
+
+
+@pytest.mark.parametrize(
+    ("args", "ranked"),
+    [
+        ([], False),
+        (["--scheduling-policy", "priority"], False),
+        (["--enable-priority-scheduling"], False),  # the greatest number first
+        (["--schedule-low-priority-values-first"], False),
+        (["--enable-priority-scheduling", "--schedule-low-priority-values-first"], True),
+    ],
+)
+def test_an_sglang_gets_ranks_where_it_takes_the_lowest_first(args: list[str], ranked: bool) -> None:
+    assert route(engine="sglang", image="sglang", args=args).ranked is ranked
+
+
+@pytest.mark.parametrize(
+    ("engine", "args", "length"),
+    [
+        ("vllm", [], 4096),
+        ("vllm", ["--max-model-len=8192"], None),
+        ("sglang", ["--max-model-len=8192"], 4096),
+        ("sglang", ["--context-length", "8192"], None),
+    ],
+)
+def test_the_length_of_a_prompt_is_that_of_the_spec_unless_an_argument_changes_it(
+    engine: str, args: list[str], length: int | None
+) -> None:
+    assert route(engine=engine, image="any", args=args, maxModelLen=4096).max_model_len == length
