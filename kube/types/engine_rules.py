@@ -31,12 +31,12 @@ _OWN_ALONE = (
 
 def engine_rules() -> tuple[Rule, ...]:
     """Of all engines that are not ours."""
-    return _OWN_ALONE + tuple(rule for row in FOREIGN.values() for rule in _of(row))
+    return _OWN_ALONE + tuple(rule for row in FOREIGN.values() for rule in (*_of_each(row), *_of_lacks(row)))
 
 
-def _of(row: ForeignEngine) -> tuple[Rule, ...]:
+def _of_each(row: ForeignEngine) -> tuple[Rule, ...]:
     name, other = row.engine.value, f"self.engine != '{row.engine.value}'"
-    found = [
+    return (
         Rule(
             cel=f"{other} || has(self.image)",
             message=f"engine {name} needs spec.image, e.g. an image of {row.title}'s OpenAI server",
@@ -73,7 +73,13 @@ def _of(row: ForeignEngine) -> tuple[Rule, ...]:
             message=f"spec.adapters of engine {name} can change only while spec.suspend is true: they are its flags;"
             " suspend the object first",
         ),
-    ]
+    )
+
+
+def _of_lacks(row: ForeignEngine) -> tuple[Rule, ...]:
+    """What this engine alone does not take."""
+    name, other = row.engine.value, f"self.engine != '{row.engine.value}'"
+    found = []
     if row.kv_bytes_flag is None:
         found.append(
             Rule(

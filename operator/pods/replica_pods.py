@@ -81,19 +81,9 @@ def service_pod(
     container = new_container(spec.image or rendering.workloads_image, env, volumes, port=True)
     container["imagePullPolicy"] = rendering.pull_policy
     if engine is None:
-        container["command"] = [*INIT, "python", "-m", "busbar.workloads.serving"]
-        container["args"] = list(spec.args or ())
-        container |= _probes(workload.READY_PATH, workload.HEALTH_PATH)
+        container |= _own_start(spec)
     else:
-        if engine.command:
-            container["command"] = list(engine.command)
-        container["args"] = [
-            engine.model_flag, env[Env.MODEL_DIR], "--served-model-name", model_id, "--port", str(workload.PORT),
-            "--config", f"{bearers.FOLDER}/{engine.config_file}", *engine.always, *_limits(engine, spec),
-            *_parallel(engine, spec, pool), *_adapters(engine, model_id, adapters), *(spec.args or ()),
-        ]  # fmt: skip
-        container["lifecycle"] = pre_stop(engine, workload.PORT, spec.drain_seconds)
-        container |= _probes(engine.ready_path, engine.health_path)
+        container |= _foreign_start(engine, spec, model_id, env[Env.MODEL_DIR], adapters, pool)
     container["resources"] = resources_of(placement.per_pod, pool)
     labels = {LABEL_RANK: str(index), LABEL_ADMISSION_ID: f"{service.metadata.uid[:8]}-{index}"}
     node = placement.nodes[0]
@@ -102,6 +92,36 @@ def service_pod(
     body["spec"]["restartPolicy"] = "Always"
     body["spec"]["terminationGracePeriodSeconds"] = spec.drain_seconds + DRAIN_MARGIN_S
     return body
+
+
+def _own_start(spec: ModelServiceSpec) -> Body:
+    return {
+        "command": [*INIT, "python", "-m", "busbar.workloads.serving"],
+        "args": list(spec.args or ()),
+        **_probes(workload.READY_PATH, workload.HEALTH_PATH),
+    }
+
+
+def _foreign_start(
+    engine: ForeignEngine,
+    spec: ModelServiceSpec,
+    model_id: str,
+    model_dir: str,
+    adapters: Mapping[str, str],
+    pool: AcceleratorPool | None,
+) -> Body:
+    """How an engine that is not ours is started, probed and stopped; `adapters` are folders by name."""
+    args = [
+        engine.model_flag, model_dir, "--served-model-name", model_id, "--port", str(workload.PORT),
+        "--config", f"{bearers.FOLDER}/{engine.config_file}", *engine.always, *_limits(engine, spec),
+        *_parallel(engine, spec, pool), *_adapters(engine, model_id, adapters), *(spec.args or ()),
+    ]  # fmt: skip
+    return {
+        **({"command": list(engine.command)} if engine.command else {}),
+        "args": args,
+        "lifecycle": pre_stop(engine, workload.PORT, spec.drain_seconds),
+        **_probes(engine.ready_path, engine.health_path),
+    }
 
 
 def _probes(ready_path: str, health_path: str) -> Body:
