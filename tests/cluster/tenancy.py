@@ -12,14 +12,16 @@ from busbar.kube.client import Object
 from busbar.kube.resources import ROLE_BINDINGS, TENANTS
 
 
-async def becomes(look: Callable[[], Awaitable[Any]], wanted: Callable[[Any], bool]) -> Any:
+async def becomes(
+    look: Callable[[], Awaitable[Any]], wanted: Callable[[Any], bool], patience_s: float = PATIENCE_S
+) -> Any:
     """Polls until the condition is met."""
-    end = asyncio.get_running_loop().time() + PATIENCE_S
+    end = asyncio.get_running_loop().time() + patience_s
     while True:
         last = await look()
         if wanted(last):
             return last
-        assert asyncio.get_running_loop().time() < end, f"after {PATIENCE_S:.0f} s: {last}"
+        assert asyncio.get_running_loop().time() < end, f"after {patience_s:.0f} s: {last}"
         await asyncio.sleep(0.02)
 
 
