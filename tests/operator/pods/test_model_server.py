@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
 
 import pytest
+from tests.operator.pods.answering import answering
 
 from busbar.kube.types.engines import VLLM
 from busbar.operator.errors import ProbeRefused
@@ -218,31 +215,9 @@ def test_a_cache_of_nonsense_holds_nothing() -> None:
     assert status.report.cache_tokens is None
 
 
-@contextmanager
-def answering(gauges: list[tuple[int, int]], first_after_s: float = 0.0) -> Iterator[int]:
-    """A server whose metrics go through these (running, waiting), the last one for ever."""
-    late = [first_after_s]
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if late:
-                time.sleep(late.pop())
-            running, waiting = gauges.pop(0) if len(gauges) > 1 else gauges[0]
-            with suppress(OSError):  # the client did not wait for it
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(exposition(running=running, waiting=waiting))
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
+def gauges(*rows: tuple[int, int]) -> list[bytes]:
+    """Metrics with these numbers of requests that run and that wait."""
+    return [exposition(running=running, waiting=waiting) for running, waiting in rows]
 
 
 def run_hook(port: int, limit_s: float) -> None:
@@ -252,27 +227,27 @@ def run_hook(port: int, limit_s: float) -> None:
 
 
 def test_the_stop_is_held_back_while_requests_run_or_wait() -> None:
-    gauges = [(2, 0), (0, 1), (0, 0)]
-    with answering(gauges) as port:
+    answers = gauges((2, 0), (0, 1), (0, 0))
+    with answering(answers) as port:
         run_hook(port, 20)
-    assert gauges == [(0, 0)]
+    assert answers == gauges((0, 0))
 
 
 def test_the_stop_is_held_back_while_the_server_is_too_busy_to_answer() -> None:
-    gauges = [(2, 0), (2, 0), (0, 0)]
-    with answering(gauges, first_after_s=2.5) as port:
+    answers = gauges((2, 0), (2, 0), (0, 0))
+    with answering(answers, first_after_s=2.5) as port:
         run_hook(port, 20)
-    assert gauges == [(0, 0)]
+    assert answers == gauges((0, 0))
 
 
 def test_the_stop_is_held_back_no_longer_than_its_limit() -> None:
-    with answering([(1, 0)]) as port:
+    with answering(gauges((1, 0))) as port:
         began = time.monotonic()
         run_hook(port, 1)
     assert time.monotonic() - began >= 1
 
 
 def test_the_stop_is_not_held_back_where_nothing_answers() -> None:
-    with answering([(1, 0)]) as port:
+    with answering(gauges((1, 0))) as port:
         pass
     run_hook(port, 25)

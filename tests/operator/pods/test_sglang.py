@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.operator.builders import RENDERING, placement, pool, service
+from tests.operator.pods.answering import answering
 from tests.operator.pods.test_manifests import ADAPTERS, stored
 
 from busbar.kube.contracts import bearers
@@ -165,28 +162,6 @@ def test_it_uses_all_accelerators_of_its_pod(args: list[str], added: list[str]) 
 def test_it_knows_adapters_by_the_name_behind_the_colon() -> None:
     found = container(sglang(adapters=ADAPTERS))["args"]
     assert found[-4:] == ["--enable-lora", "--lora-paths", "a=/artifacts/claim/a", "b=/artifacts/other/b"]
-
-
-@contextmanager
-def answering(answers: list[bytes]) -> Iterator[int]:
-    """A server whose metrics go through these, the last one for ever."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(answers.pop(0) if len(answers) > 1 else answers[0])
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def test_its_stop_is_held_back_while_requests_run_or_wait() -> None:

@@ -87,12 +87,18 @@ def roomy(folder: Path) -> Shared:
     return made
 
 
-def test_each_board_has_the_limit_of_its_holder_and_free_ones_that_of_who_comes(tmp_path: Path) -> None:
-    made = roomy(tmp_path)
+def half_and_whole(folder: Path) -> Shared:
+    """With a pod under a cap of one half on the first board and one without on the second, as the kubelet says."""
+    made = roomy(folder)
     made.starts("a", 0.5)
     made.starts("b", 1.0)
     made.tells()
     made.run(30)
+    return made
+
+
+def test_each_board_has_the_limit_of_its_holder_and_free_ones_that_of_who_comes(tmp_path: Path) -> None:
+    made = half_and_whole(tmp_path)
     assert made.limits() == [200.0, 400.0, 400.0, 400.0]
     made.starts("c", 0.8)
     made.run(6)
@@ -103,11 +109,7 @@ def test_each_board_has_the_limit_of_its_holder_and_free_ones_that_of_who_comes(
 
 
 def test_while_the_kubelet_is_silent_nobody_is_slowed_and_the_feed_holds(tmp_path: Path) -> None:
-    made = roomy(tmp_path)
-    made.starts("a", 0.5)
-    made.starts("b", 1.0)
-    made.tells()
-    made.run(30)
+    made = half_and_whole(tmp_path)
     made.told = None
     made.run(10)
     assert made.limits() == [400.0] * 4
@@ -117,11 +119,7 @@ def test_while_the_kubelet_is_silent_nobody_is_slowed_and_the_feed_holds(tmp_pat
 
 
 def test_a_board_that_changes_hands_has_the_cap_of_the_new_holder(tmp_path: Path) -> None:
-    made = roomy(tmp_path)
-    made.starts("a", 0.5)
-    made.starts("b", 1.0)
-    made.tells()
-    made.run(30)
+    made = half_and_whole(tmp_path)
     made.starts("a", 1.0)
     made.starts("b", 0.6)
     made.tells()
