@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.cluster.manifests import JSON, model_service, pool, profile, template_job
-from tests.cluster.rule_rows import Change, edited
+from tests.cluster.rule_row import Change, edited
 
 TENANT_NAMESPACE = "team-a"
 OPEN_NAMESPACE = "no-team"

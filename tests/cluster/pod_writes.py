@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tests.cluster.admission_rows import GATED, QUEUED, TENANT_NAMESPACE, pod
 from tests.cluster.manifests import JSON
-from tests.cluster.rule_rows import Change, edited
+from tests.cluster.rule_row import Change, edited
 
 from busbar.kube.contracts.bearers import SECRET_PREFIX, SECRET_TYPE
 

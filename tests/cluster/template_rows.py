@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.cluster.admission_rows import GATED, QUEUED, PodRow, pod
 from tests.cluster.manifests import JSON
-from tests.cluster.rule_rows import Change
+from tests.cluster.rule_row import Change
 
 _C = "spec/containers/0"
 _SC = f"{_C}/securityContext"

@@ -9,7 +9,7 @@ from tests.cluster.admission_rows import OPEN_NAMESPACE, TENANT_NAMESPACE
 from tests.cluster.apiserver import Client, address
 from tests.cluster.attempts import eventually_accepted, refused
 from tests.cluster.manifests import JSON
-from tests.cluster.rule_rows import edited
+from tests.cluster.rule_row import edited
 
 from busbar.kube.contracts import bearers
 

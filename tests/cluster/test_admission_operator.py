@@ -11,7 +11,7 @@ from tests.cluster.apiserver import ApiServer, Client, address
 from tests.cluster.attempts import eventually_accepted, refused
 from tests.cluster.manifests import JSON
 from tests.cluster.rights import SYSTEM
-from tests.cluster.rule_rows import edited
+from tests.cluster.rule_row import edited
 
 
 def gated(name: str) -> JSON:

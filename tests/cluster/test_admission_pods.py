@@ -15,7 +15,7 @@ from tests.cluster.admission_rows import ESCAPES, GATE, JUMPS, OPEN_NAMESPACE, P
 from tests.cluster.apiserver import ApiServer, Client, address
 from tests.cluster.attempts import SETTLE_S, eventually_accepted, refused
 from tests.cluster.manifests import JSON
-from tests.cluster.rule_rows import edited
+from tests.cluster.rule_row import edited
 
 
 @pytest.mark.parametrize("row", [*ESCAPES, *JUMPS], ids=lambda row: row.name)

@@ -14,7 +14,7 @@ from tests.cluster.attempts import eventually_accepted, refused
 from tests.cluster.harness import with_the_charts_rights
 from tests.cluster.manifests import JSON
 from tests.cluster.rights import cluster_role_binding, give_role, user, wait_for_right
-from tests.cluster.rule_rows import edited
+from tests.cluster.rule_row import edited
 from tests.cluster.tenancy import becomes
 
 from busbar.kube.resources import EVENTS, NAMESPACES, TENANTS

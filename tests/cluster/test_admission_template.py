@@ -8,7 +8,7 @@ import pytest
 from tests.cluster.admission_rows import TENANT_NAMESPACE
 from tests.cluster.apiserver import ApiServer, Client
 from tests.cluster.manifests import JSON, model_service, template_job
-from tests.cluster.rule_rows import edited
+from tests.cluster.rule_row import edited
 
 ALLOWED_IN_TEMPLATE = {
     "image", "imagePullPolicy", "imagePullSecrets", "command", "args", "env", "envFrom", "workingDir", "volumes",

@@ -9,7 +9,7 @@ from tests.cluster.apiserver import ApiServer, Client, address
 from tests.cluster.attempts import refused
 from tests.cluster.manifests import JSON
 from tests.cluster.rights import SYSTEM, cluster_role_binding, role_binding, user, wait_for_right
-from tests.cluster.rule_rows import edited
+from tests.cluster.rule_row import edited
 
 
 def test_only_operator_and_administrators_make_a_namespace_a_tenants(

@@ -11,7 +11,7 @@ from tests.cluster.admission_rows import ESCAPES, OPEN_NAMESPACE, PodRow, pod
 from tests.cluster.apiserver import ApiServer, Client, collection
 from tests.cluster.attempts import eventually_accepted, refused
 from tests.cluster.manifests import JSON
-from tests.cluster.rule_rows import edited
+from tests.cluster.rule_row import edited
 from tests.cluster.template_rows import ROWS, deployment, workloads
 
 POLICY = "busbar-templates"

@@ -12,7 +12,7 @@ from tests.cluster.attempts import refused
 from tests.cluster.manifests import JSON
 from tests.cluster.pod_writes import STRANGERS, WRITERS, WRITES, PodWrite
 from tests.cluster.rights import SYSTEM
-from tests.cluster.rule_rows import edited
+from tests.cluster.rule_row import edited
 from tests.cluster.served import Served
 
 ROOT = ["system:masters"]

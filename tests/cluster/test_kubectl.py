@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tests.cluster.apiserver import JSON, ApiServer
 from tests.cluster.manifests import engine_job, model_service
-from tests.cluster.rule_rows import edited
+from tests.cluster.rule_row import edited
 
 from busbar.kube.types import KINDS
 

@@ -15,7 +15,8 @@ import pytest
 from tests.cluster import bounds
 from tests.cluster.apiserver import Answer, ApiServer, Client, address
 from tests.cluster.manifests import BASES, JSON
-from tests.cluster.rule_rows import ROWS, STAYS_MUTABLE, Change, Row, edited
+from tests.cluster.rule_row import Change, Row, edited
+from tests.cluster.rule_rows import ROWS, STAYS_MUTABLE
 from tools.generate_crds import crd
 
 from busbar.kube.types import KINDS

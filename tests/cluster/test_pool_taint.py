@@ -15,7 +15,7 @@ from tests.cluster.admission_rows import pod
 from tests.cluster.apiserver import ApiServer, render_chart
 from tests.cluster.harness import Cluster, gang_job, with_the_charts_rights
 from tests.cluster.kubelet import add_node
-from tests.cluster.rule_rows import edited
+from tests.cluster.rule_row import edited
 from tests.cluster.tenancy import becomes
 
 from busbar.kube.client import Object

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.cluster.apiserver import Client
 from tests.cluster.manifests import power_domain
-from tests.cluster.rule_rows import Change, edited
+from tests.cluster.rule_row import Change, edited
 from tests.cluster.test_manifests import assert_refused, client
 
 __all__ = ["client"]

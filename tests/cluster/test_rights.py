@@ -20,7 +20,7 @@ from tests.cluster.attempts import eventually_accepted
 from tests.cluster.harness import Cluster, engine_job, gang_job, with_the_charts_rights
 from tests.cluster.kubelet import Script
 from tests.cluster.rights import SYSTEM, wait_for_right
-from tests.cluster.rule_rows import edited
+from tests.cluster.rule_row import edited
 from tests.cluster.tenancy import becomes
 
 from busbar.kube.contracts.auth import AUDIENCE_GATEWAY, AUDIENCE_OPERATOR, Access, Caller, Reviewer

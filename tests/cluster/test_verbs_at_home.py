@@ -17,7 +17,7 @@ from tests.cluster.attempts import refused
 from tests.cluster.manifests import JSON
 from tests.cluster.neighbours import Neighbour, example, own_device, own_taint
 from tests.cluster.rights import role_binding, wait_for_right
-from tests.cluster.rule_rows import edited
+from tests.cluster.rule_row import edited
 from tests.cluster.served import Served
 from tests.cluster.walk import ABSENT, OPEN_URLS, told
 

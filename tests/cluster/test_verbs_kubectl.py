@@ -13,7 +13,7 @@ import pytest
 import yaml
 from tests.cluster.manifests import JSON, engine_job
 from tests.cluster.neighbours import Neighbour
-from tests.cluster.rule_rows import edited
+from tests.cluster.rule_row import edited
 from tests.cluster.walk import ABSENT
 
 READING = (

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.cluster import bounds
 from tests.cluster.manifests import BASES, JSON, engine_job, model_service
-from tests.cluster.rule_rows import ROWS, Row
+from tests.cluster.rule_row import Row
+from tests.cluster.rule_rows import ROWS
 from tools.generate_crds import crd
 
 from busbar.kube.types import KINDS, ModelService, TrainingJob
