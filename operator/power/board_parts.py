@@ -74,7 +74,7 @@ def board_parts(
                 if found.is_limited(node):
                     on.setdefault(node, _Capped()).jobs[key] = count, caps[key]
     for pod in pods:
-        holds = not pod.ended and any(count for _, count in pod.requests.devices)
+        holds = not pod.ended and pod.requests.device_count > 0
         if holds and found.is_limited(pod.node):
             on.setdefault(pod.node, _Capped()).pods[pod.key] = pod, _pod_cap(pod, caps)
     parts = {

@@ -65,7 +65,7 @@ class LimitedReplicas:
         on = [pod for pod in pods if pod.node and not pod.ended and pod.requests.devices]
         held: dict[str, int] = {}
         for pod in on:
-            held[pod.node] = held.get(pod.node, 0) + _boards(pod)
+            held[pod.node] = held.get(pod.node, 0) + pod.requests.device_count
         replicas = [pod for pod in on if pod.kind == KIND_SERVICE and found.is_limited(pod.node)]
         self._pin(replicas, told)
         runs = []
@@ -103,10 +103,6 @@ class LimitedReplicas:
                 told = _told(model, steps.prefill if phase is Phase.PREFILL else steps.decode)
             found.append((phase, Work(name, accelerator, mode, phase), told))
         return found
-
-
-def _boards(pod: Pod) -> int:
-    return sum(count for _, count in pod.requests.devices)
 
 
 def _limit(reading: Reading | None, pod: Pod, holders: Boards | None, held: int) -> tuple[float | None, bool]:

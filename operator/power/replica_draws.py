@@ -65,7 +65,7 @@ def _draw(
         places.add(known[0])
         steps.append(known[1])
     boards: list[Metered] = sorted(at.boards, key=lambda board: -board.watts)
-    held = boards[: sum(count for pod in here for _, count in pod.requests.devices)]
+    held = boards[: sum(pod.requests.device_count for pod in here)]
     part = at.common
     if len(places) > 1 or part is None or not held:
         return None

@@ -92,7 +92,7 @@ def node_work(
     pods = tuple(pods)
     held: dict[str, _Held] = {}
     for pod in pods:
-        count = sum(count for _, count in pod.requests.devices)
+        count = pod.requests.device_count
         if count and pod.node and not pod.ended and found.is_limited(pod.node):
             kind, priority, timed = _holder(pod, jobs, services)
             on = held.setdefault(pod.node, _Held(kinds=set()))

@@ -82,6 +82,11 @@ class Requests:
     def device(self, name: str) -> int:
         return dict(self.devices).get(name, 0)
 
+    @property
+    def device_count(self) -> int:
+        """Of all kinds; a gang's pods may have devices of its network among them."""
+        return sum(count for _, count in self.devices)
+
 
 @dataclass(frozen=True, slots=True)
 class Pod:
