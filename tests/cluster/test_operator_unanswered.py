@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from tests.cluster.harness import QUICK, Cluster
 from tests.cluster.kubelet import Script
 from tests.cluster.tenancy import becomes
 from tests.cluster.test_operator_serving import service
-from tests.gateway.parts import KEY_A, House, route
+from tests.gateway.parts import KEY_A, House, route, started
 
 from busbar.kube.client import Object
 from busbar.kube.resources import MODEL_SERVICES
@@ -85,18 +84,6 @@ async def address(cluster: Cluster, name: str) -> str:
     return str(pods[name]["status"]["podIP"])
 
 
-@contextlib.asynccontextmanager
-async def gateway(folder: Path) -> AsyncIterator[House]:
-    folder.mkdir()
-    house = House(folder, overrides=dict(GATEWAY))
-    await house.start_neighbours()
-    try:
-        await house.start_gateway()
-        yield house
-    finally:
-        await house.stop()
-
-
 async def asks(house: House) -> None:
     """A client, five times a second, whatever it is told."""
     waiting: set[asyncio.Task[Any]] = set()
@@ -127,10 +114,11 @@ async def noted(cluster: Cluster) -> set[str]:
 async def test_another_replica_starts_beside_one_that_answers_nobody_and_leaves_when_it_does_again(
     apiserver: ApiServer, tmp_path: Path, how: signal.Signals
 ) -> None:
-    token = tmp_path / "token"
+    folder, token = tmp_path / "gateway", tmp_path / "token"
+    folder.mkdir()
     token.write_text("of-operator")
     async with (
-        gateway(tmp_path / "gateway") as house,
+        started(House(folder, overrides=dict(GATEWAY))) as house,
         Cluster(apiserver, script=nobody_serves, settings=TIMES) as cluster,
     ):
         await cluster.start(gateway_url=house.internal, gateway_token_file=str(token))

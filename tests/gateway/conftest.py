@@ -6,16 +6,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.gateway.parts import House
+from tests.gateway.parts import House, started
 
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
     """API, operator and a started gateway; engines are added by the test."""
-    house = House(tmp_path)
-    await house.start_neighbours()
-    try:
-        await house.start_gateway()
+    async with started(House(tmp_path)) as house:
         yield house
-    finally:
-        await house.stop()

@@ -552,3 +552,14 @@ def events(data: bytes) -> list[Any]:
 def text_of(stream: list[Any]) -> str:
     """The text that an event stream carries."""
     return "".join(c["text"] for e in stream if isinstance(e, dict) for c in e.get("choices", ()))
+
+
+@asynccontextmanager
+async def started(house: House) -> AsyncIterator[House]:
+    """With its neighbours and the gateway running; engines are added by the test."""
+    await house.start_neighbours()
+    try:
+        await house.start_gateway()
+        yield house
+    finally:
+        await house.stop()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from tests.operator.builders import SETTINGS, service
+from tests.operator.builders import service
 from tests.operator.energy.test_ledger import caches, hold
+from tests.operator.power.keepers import keeper_of
 from tests.operator.power.parts import domain, node
 from tests.operator.power.parts import told as reported
 from tests.operator.power.test_limited_replicas import CLASS, ENGINE, Replica, known, on
@@ -17,13 +18,9 @@ from tests.operator.power.test_limited_runs import reading
 from busbar.kube.contracts.workload import ServingStatus
 from busbar.kube.informer import Key
 from busbar.operator.energy.ledger import Ledger
-from busbar.operator.metrics import Metrics
-from busbar.operator.power.keeper import PowerKeeper
 from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.power.readings import Reading, read
 from busbar.operator.power.work import NodeWork
-from busbar.operator.queue.controller import Controller
-from busbar.operator.write.writer import Writer
 from busbar.scheduler.power import Phase
 from busbar.scheduler.power.curves import slowdown
 
@@ -39,16 +36,7 @@ def test_replicas_on_limited_boards_teach_what_limits_cost_and_what_boards_draw(
     of.services.items = {Key("team", "web"): service()}
     of.profiles.items = {Key("", CLASS): known()}
     clock = [0.0]
-    keeper = PowerKeeper(
-        of,
-        cast(Writer, None),
-        Controller(Metrics(), workers=1),
-        SETTINGS,
-        PowerMetrics(CollectorRegistry()),
-        clock=lambda: clock[0],
-        replicas=told,
-        engine=ENGINE,
-    )
+    keeper = keeper_of(of, clock, replicas=told, engine=ENGINE)
     works: dict[str, NodeWork] = {}
     for second in range(3000):
         clock[0] = float(second)
@@ -78,15 +66,7 @@ def test_the_ledger_is_told_which_pods_hold_which_boards() -> None:
     hold(of, "a", "train", "red-0", 2)
     hold(of, "b", "web", "red-0", 3)
     ledger = Ledger(of, metrics, fresh_s=3.0)
-    keeper = PowerKeeper(
-        of,
-        cast(Writer, None),
-        Controller(Metrics(), workers=1),
-        SETTINGS,
-        metrics,
-        energy=ledger,
-        clock=lambda: clock[0],
-    )
+    keeper = keeper_of(of, clock, metrics, energy=ledger)
     for second in range(1, 12):
         clock[0] = float(second)
         boards: dict[str, Any] = {f"b{i}": (10.0 * (i + 1), 10.0 * (i + 1) * second) for i in range(8)}

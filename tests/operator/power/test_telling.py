@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
-from prometheus_client import CollectorRegistry
-from tests.operator.builders import SETTINGS
 from tests.operator.energy.test_ledger import caches
+from tests.operator.power.keepers import keeper_of
 from tests.operator.power.parts import domain, node
 from tests.operator.power.test_limited_runs import reading
 
 from busbar.kube.informer import Key
-from busbar.operator.metrics import Metrics
-from busbar.operator.power.keeper import PowerKeeper
-from busbar.operator.power.metrics import PowerMetrics
 from busbar.operator.power.readings import Reading
 from busbar.operator.power.telling import KEPT_S, TellingNodes
-from busbar.operator.queue.controller import Controller
-from busbar.operator.write.writer import Writer
 
 
 def test_a_node_stays_one_for_a_minute_after_nobody_says_it_any_more() -> None:
@@ -48,15 +41,7 @@ def test_the_keeper_tells_the_rounds_of_limited_nodes_and_wakes_one_when_they_ar
     of.nodes.items = {
         Key("", name): node(name, rack=rack) for name, rack in (("n0", "a"), ("n1", "a"), ("n2", "b"))
     }
-    keeper = PowerKeeper(
-        of,
-        cast(Writer, None),
-        Controller(Metrics(), workers=1),
-        SETTINGS,
-        PowerMetrics(CollectorRegistry()),
-        clock=lambda: clock[0],
-        wake=lambda: woken.append(of.telling),
-    )
+    keeper = keeper_of(of, clock, wake=lambda: woken.append(of.telling))
     readings = keeper.gatherer.readings
     for name in ("n0", "n2"):
         readings[name] = said(name, "team/a", "team/b")
