@@ -279,7 +279,7 @@ class Parts:
             self._mark()
             return measured(part)
 
-        def stepped(rate: float) -> Any:
+        def stepped(*given: Any) -> Any:
             begun = time.monotonic()
             names = [flat.group.name for flat in self.trainer.groups]
             marks = self._times
@@ -287,7 +287,7 @@ class Parts:
             for name, seconds in zip(names, own, strict=False):
                 self.forward.setdefault(name, []).append(seconds)
             self.backward.append(begun - marks[-1])  # and the head's forward pass
-            result = step(rate)
+            result = step(*given)
             self.update.append(time.monotonic() - begun)
             return result
 
