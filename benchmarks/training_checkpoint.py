@@ -168,10 +168,15 @@ def engine_rows(engine: Engine, given: argparse.Namespace, rows: dict[str, Row],
     del expected
     engine.step()
     trainer.drain()
-    used, started = cpu_seconds(), time.monotonic()
+    used = cpu_seconds()
     saver.save(trainer.done, trainer.counters())
     saver.drain()
-    add(rows, f"{name}, no step", durableSeconds=time.monotonic() - started, cpuSeconds=cpu_seconds() - used)
+    add(
+        rows,
+        f"{name}, no step",
+        durableSeconds=saver.durable_seconds or 0.0,
+        cpuSeconds=cpu_seconds() - used,
+    )
 
 
 def torch_save(engine: Engine, path: Path) -> dict[str, float]:

@@ -44,7 +44,9 @@ def write_state(
     facts: Mapping[str, Any],
     block: int = 4096,
 ) -> int:
-    return folder.write(step, layout_of(tensors), given_blocks(tensors, block), facts)
+    size = folder.write(step, layout_of(tensors), given_blocks(tensors, block), facts)
+    folder.remove_old(step)
+    return size
 
 
 def layout_of(tensors: Mapping[str, torch.Tensor]) -> Layout:

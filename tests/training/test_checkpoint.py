@@ -253,6 +253,7 @@ class FailingOnce:
 
     def __init__(self) -> None:
         self.written: list[int] = []
+        self.removed_after: list[int] = []
         self.failed = False
 
     def write(self, step: int, layout: Layout, blocks: Blocks, facts: object) -> int:
@@ -266,6 +267,9 @@ class FailingOnce:
             blocks.give_back(block)
         self.written.append(step)
         return 1
+
+    def remove_old(self, written: int) -> None:
+        self.removed_after.append(written)
 
 
 class OneBuffer:
@@ -282,6 +286,23 @@ class OneBuffer:
         capture = Capture(source)
         capture.start()
         return capture
+
+
+def test_older_checkpoints_go_after_the_next_one_has_been_told_of() -> None:
+    folder, told = FailingOnce(), list[tuple[int, list[int]]]()
+    folder.failed = True
+    saver = Saver(
+        cast(CheckpointFolder, folder),
+        cast(Snapshot, OneBuffer()),
+        {},
+        lambda: None,
+        lambda step, *_: told.append((step, list(folder.removed_after))),
+    )
+    saver.save(1, {})
+    saver.save(2, {})
+    saver.drain()
+    assert told == [(1, []), (2, [1])]
+    assert folder.removed_after == [1, 2]
 
 
 def test_a_failed_write_is_reported_and_does_not_cost_the_next_one() -> None:

@@ -38,7 +38,7 @@ POINTS: dict[str, tuple[Point, int | None]] = {
     "before a block of the second checkpoint is written": (Point("state_file:DirectFile", "write", 9), 4),
     "before the manifest of the second checkpoint": (Point("checkpoint", "write_document", 2), 4),
     "between its files and its commit": (Point("checkpoint", "_replace", 2), 4),
-    "just after its commit": (Point("checkpoint:CheckpointFolder", "_remove_old", 2), 8),
+    "just after its commit": (Point("checkpoint:CheckpointFolder", "remove_old", 2), 8),
     "before the first checkpoint": (Point("trainer:Trainer", "step", 4), 0),
     "while the result is written": (Point("export", "_swap_in", 1), 12),
 }

@@ -89,7 +89,7 @@ def test_nothing_is_committed_or_removed_by_a_start_that_is_shut_out(tmp_path: P
     assert folder.steps() == [4]
     write_state(CheckpointFolder(tmp_path, 5), 12, state, {})
     with pytest.raises(Superseded):
-        folder._remove_old(12)
+        folder.remove_old(12)
     assert folder.steps() == [12, 4]
     assert not list(tmp_path.glob(".tmp-step*"))
 

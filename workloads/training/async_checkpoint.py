@@ -34,6 +34,9 @@ class Target(Protocol):
     def write(self, step: int, layout: Layout, blocks: Blocks, facts: Mapping[str, Any]) -> int:
         """Returns the bytes, once they are safe there. Raises CheckpointError."""
 
+    def remove_old(self, written: int) -> None:
+        """Let go what nobody needs since the state after step `written` is safe, and has been said to be. Raises CheckpointError."""
+
 
 class Saver:
     """Writes snapshots in a background thread, in which `before` and `on_durable(step, saved_at, size)` run."""
@@ -148,5 +151,12 @@ class Saver:
             self.durable_step = step
             self.durable_seconds = time.monotonic() - self._started
             self._on_durable(step, time.time(), size)
+            self._remove_old(step)
         finally:
             capture.finish()
+
+    def _remove_old(self, step: int) -> None:
+        try:
+            self._target.remove_old(step)
+        except CheckpointError as problem:
+            self._failure = problem

@@ -67,7 +67,7 @@ class CheckpointFolder:
         self.pace = DiskPace()
 
     def write(self, step: int, layout: Layout, blocks: Blocks, facts: Mapping[str, Any]) -> int:
-        """Make the checkpoint of `step` durable; returns its bytes. Raises CheckpointError.
+        """Make the checkpoint of `step` durable; returns its bytes. Raises CheckpointError. See `remove_old` for those before it.
 
         `blocks` are the bytes of the data section.
         """
@@ -84,7 +84,6 @@ class CheckpointFolder:
             raise self._failed(step, problem) from problem
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        self._remove_old(step)
         return size
 
     def _write_files(
@@ -197,8 +196,11 @@ class CheckpointFolder:
     def _folder(self, step: int) -> Path:
         return self.path / f"{PREFIX}{step:08d}"
 
-    def _remove_old(self, written: int) -> None:
-        """Keep the newest `keep` good ones; a damaged one may be newer than the one just `written`."""
+    def remove_old(self, written: int) -> None:
+        """Keep the newest `keep` good ones; a damaged one may be newer than the one just `written`. Raises CheckpointError.
+
+        It is apart from `write`, because a file system may take as long to give a large file's space back as a disk to write it.
+        """
         self._damaged.discard(written)
         good = [step for step in self.steps() if step not in self._damaged]
         for step in [*good[self.keep :], *self._damaged]:

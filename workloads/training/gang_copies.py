@@ -82,6 +82,9 @@ class GangCopies:
         write_document(slot.manifest, body)
         return layout.size
 
+    def remove_old(self, written: int) -> None:
+        """Nothing: the next copy takes the slot of the older one."""
+
     def _write_own(
         self, slot: Slot, step: int, layout: Layout, blocks: Blocks
     ) -> tuple[dict[str, Any], Exception | None]:

@@ -116,12 +116,16 @@ class GangFolder(CheckpointFolder):
             size = sum(each["size"] for each in said) + (temporary / MANIFEST).stat().st_size
             self._confirm()
             _replace(temporary, self._folder(step))
-            self._remove_old(step)
         except (OSError, CheckpointError) as problem:
             return {"problem": f"rank 0: {problem}", "diverged": False}
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return {"size": size}
+
+    def remove_old(self, written: int) -> None:
+        """By rank 0 alone."""
+        if self._ranks.rank == 0:
+            super().remove_old(written)
 
     def newest_step(self) -> int:
         """As rank 0 sees it."""

@@ -117,6 +117,9 @@ class MemoryCopies:
             ) from problem
         return layout.size
 
+    def remove_old(self, written: int) -> None:
+        """Nothing: the next copy takes the slot of the older one."""
+
     def newest(self) -> tuple[Loaded | None, list[str]]:
         """The newest copy that is whole, verified byte by byte; and sentences on others that were passed over."""
         notes: list[str] = []
