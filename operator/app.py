@@ -282,10 +282,11 @@ class Operator:
             return
         try:
             async with asyncio.timeout(SAVE_S), asyncio.TaskGroup() as group:
+                group.create_task(self.checkpoints.save())
                 group.create_task(self.days.save())
                 group.create_task(self.series_store.save())
         except Exception as error:
-            log.warning("the last minutes of services' load were not written: %r", error)
+            log.warning("joules and services' load since the last writes were not all written: %r", error)
 
     async def _close(self) -> None:
         """Closes every part, whatever another part's closing raises or how long it takes."""

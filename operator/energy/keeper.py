@@ -1,7 +1,7 @@
 """Reads the ledger's checkpoint when this process begins to lead, and writes the next ones.
 
-One object for the whole cluster, written every `Settings.energy_checkpoint_s`, however many jobs run: statuses of jobs
-may then wait for twelve minutes (`write/pace.py`).
+One object for the whole cluster, written every `Settings.energy_checkpoint_s` and at a clean stop, however many jobs run:
+statuses of jobs may then wait for twelve minutes (`write/pace.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from busbar.kube.client import KubeClient
 from busbar.kube.errors import ApiError, ConnectionFailed, Forbidden
@@ -25,7 +25,7 @@ NAME = "busbar-energy"
 
 
 class CheckpointKeeper:
-    """`load` once, then `run`."""
+    """`load` once, then `run`, then `save`."""
 
     def __init__(
         self,
@@ -58,16 +58,26 @@ class CheckpointKeeper:
         while self._settings.power_key:
             await asyncio.sleep(pause_s)
             pause_s = period_s
-            checkpoint = self._ledger.checkpoint(self._clock())
-            if not checkpoint.nodes:
-                continue
             try:
-                data, left_out = await asyncio.to_thread(encode, checkpoint)
-                if left_out:
-                    log.warning(
-                        "the energy ledger's checkpoint is too large", extra={"nodes left out": left_out}
-                    )
-                await self._kept.write(data)
+                await self._write(self._kept.write)
             except (ApiError, ConnectionFailed, Fenced, ValueError) as error:
                 log.warning("the energy ledger's checkpoint was not written, and is tried again: %s", error)
                 pause_s = period_s if isinstance(error, Forbidden | ValueError) else min(period_s, AGAIN_S)
+
+    async def save(self) -> None:
+        """Writes how far everything is counted, once `run` has ended."""
+        try:
+            await self._write(self._kept.write_last)
+        except (ApiError, ConnectionFailed, Fenced, ValueError) as error:
+            log.warning("the energy ledger's checkpoint was not written at the end: %s", error)
+
+    async def _write(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Nothing where no node was heard: without `load` there is none. Raises ApiError, ConnectionFailed, Fenced or
+        ValueError."""
+        checkpoint = self._ledger.checkpoint(self._clock())
+        if not checkpoint.nodes:
+            return
+        data, left_out = await asyncio.to_thread(encode, checkpoint)
+        if left_out:
+            log.warning("the energy ledger's checkpoint is too large", extra={"nodes left out": left_out})
+        await write(data)

@@ -7,12 +7,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
 
-from busbar.kube.errors import ApiError, Conflict, ConnectionFailed, Forbidden
+from busbar.kube.errors import ApiError, ConnectionFailed, Forbidden
 from busbar.operator.errors import Fenced
 from busbar.operator.write.kept_object import AGAIN_S, MOST_BYTES, KeptObject, unpacked
 
@@ -70,7 +70,7 @@ class KeptServices(Generic[Kept]):
             await asyncio.sleep(pause_s)
             pause_s = period_s
             try:
-                await self._write(copied)
+                await self._write(copied, self._kept.write)
             except (ApiError, ConnectionFailed, Fenced) as error:
                 log.warning("%s was not written, and is tried again: %s", self._what, error)
                 pause_s = period_s if isinstance(error, Forbidden) else min(period_s, AGAIN_S)
@@ -81,18 +81,15 @@ class KeptServices(Generic[Kept]):
         if not self._loaded:
             return
         try:
-            try:
-                await self._write(copied)
-            except Conflict:  # `run` was cancelled in a write that was done; its version is known now
-                await self._write(copied)
+            await self._write(copied, self._kept.write_last)
         except (ApiError, ConnectionFailed, Fenced) as error:
             log.warning("%s was not written at the end: %s", self._what, error)
 
-    async def _write(self, copied: Copied[Kept]) -> None:
+    async def _write(self, copied: Copied[Kept], write: Callable[[bytes], Awaitable[None]]) -> None:
         """Raises ApiError, ConnectionFailed or Fenced."""
         data = await asyncio.to_thread(self._encoded, copied())
         if data != self._written:
-            await self._kept.write(data)
+            await write(data)
             self._written = data
 
     def _encoded(self, make: Callable[[], dict[str, Kept]]) -> bytes:

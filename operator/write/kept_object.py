@@ -12,7 +12,7 @@ import logging
 import zlib
 
 from busbar.kube.client import KubeClient, Object
-from busbar.kube.errors import ApiError, ConnectionFailed, Forbidden, NotFound
+from busbar.kube.errors import ApiError, Conflict, ConnectionFailed, Forbidden, NotFound
 from busbar.kube.resources import CONFIG_MAPS
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def unpacked(data: bytes) -> bytes:
 
 
 class KeptObject:
-    """`load` once, then `write`."""
+    """`load` once, then `write`, and `write_last` at the end."""
 
     def __init__(self, reader: KubeClient, writer: KubeClient, namespace: str, name: str, what: str) -> None:
         """`what` it is, for the log."""
@@ -93,6 +93,13 @@ class KeptObject:
             await self._read()
             raise
         self._version = written["metadata"]["resourceVersion"]
+
+    async def write_last(self, data: bytes) -> None:
+        """As `write`, when the task that wrote has been cancelled: the write that this stopped may have been done."""
+        try:
+            await self.write(data)
+        except Conflict:  # the version is known now
+            await self.write(data)
 
     async def _read(self) -> Object | None:
         """The object, whose version is remembered."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,12 +14,18 @@ import pytest
 from tests.cluster.apiserver import ApiServer
 from tests.cluster.harness import QUICK, Cluster, gang_job
 from tests.cluster.kubelet import Script
+from tests.cluster.replicas import home, two
 from tests.cluster.tenancy import becomes
 from tests.cluster.test_operator_kill import Side
 from tests.cluster.test_operator_power import KEY, feed, simulator
+from tests.cluster.test_operator_standby import stops
 
 from busbar.kube.contracts.power import SIMULATED_LABEL
-from busbar.kube.resources import NODES, POWER_DOMAINS, TENANTS, TRAINING_JOBS
+from busbar.kube.resources import CONFIG_MAPS, NODES, POWER_DOMAINS, TENANTS, TRAINING_JOBS
+from busbar.operator.energy.checkpoint import Checkpoint, decode
+from busbar.operator.energy.keeper import NAME
+from busbar.operator.main import END_S
+from busbar.operator.write.kept_object import DATA
 
 MOST_W = 900.0
 """Two boards of 400 W and a host of 100 W."""
@@ -173,6 +180,42 @@ async def test_whatever_write_the_operator_dies_at_no_joule_is_lost_and_none_cou
             job, of = await cluster.status(TRAINING_JOBS, "work"), await cluster.status(TENANTS, tenant)
             assert joules(of) - 3 * MOST_W < joules(job) <= joules(of) + 0.1  # the last seconds of its pod
             assert await counted(cluster, row) == pytest.approx(began, abs=0.5)
+
+
+async def test_a_stop_writes_how_far_all_is_counted_and_the_next_operator_goes_on_from_there(
+    apiserver: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUSBAR_POWER_KEY_FILE", str(tmp_path / "power-key"))
+    monkeypatch.setenv("BUSBAR_OPERATOR_POWER_STATUS_S", "0.5")
+    monkeypatch.setenv("BUSBAR_OPERATOR_ENERGY_CHECKPOINT_S", "600")
+
+    async def kept(cluster: Cluster) -> Checkpoint | None:
+        found, _ = await cluster.client.list(CONFIG_MAPS, home(cluster))
+        data = [each["binaryData"][DATA] for each in found if each["metadata"]["name"] == NAME]
+        return decode(base64.b64decode(data[0])) if data else None
+
+    async with Cluster(apiserver) as cluster:
+        node = f"{cluster.namespace}-node-0"
+        async with simulator(tmp_path, node) as (url, _):
+            monkeypatch.setenv("BUSBAR_OPERATOR_POWER_SIMULATOR_URL", url)
+            await cluster.client.patch(NODES, node, {"metadata": {"labels": {SIMULATED_LABEL: ""}}})
+            row = await cluster.create(feed("row", 20_000, pool=cluster.namespace))
+            began_s = time.monotonic()
+            async with two(cluster, tmp_path, lease_s=20.0) as (first, second):
+                await cluster.until(POWER_DOMAINS, "row", lambda s: s.get("energyJoules", 0) > 0)
+                assert await kept(cluster) is None, "a period is ten minutes"
+                await stops(first)
+                told = (await cluster.status(POWER_DOMAINS, "row"))["energyJoules"]
+                cut = await kept(cluster)
+                assert cut is not None
+                assert time.time() - cut.at_s < END_S
+                assert (set(cut.nodes), cut.nodes[node].counted_ago_s < 5) == ({node}, True)
+                assert cut.totals[row["metadata"]["uid"]] >= told
+                await second.to_lead()
+                whole = await cluster.until(
+                    POWER_DOMAINS, "row", lambda s: s["energyJoules"] > cut.totals[row["metadata"]["uid"]]
+                )
+                assert whole["energyJoules"] <= MOST_W * (time.monotonic() - began_s + 1)
 
 
 async def died(cluster: Cluster) -> None:
