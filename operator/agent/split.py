@@ -1,8 +1,10 @@
 """How a node splits its lease over its boards: by the rule with which the controller splits a feed over nodes. Pure.
 
 Of a board only its draw is known. One that draws as much as its limit lets it wants all that it can draw; another
-wants what it drew at most lately. Watts that nobody wants are shared in proportion, so that a board that wakes up does
-not wait for the next split.
+wants what it drew at most lately. No board wants more than it may have: one whose holder has a power cap works as it
+should at that cap, and loses by a limit what it loses of that. What limits cost is what the controller takes where nobody
+has measured it. Watts that nobody wants are shared in proportion, so that a board that wakes up does not wait for the
+next split.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from busbar.scheduler.power import NodePower, Phase, PhaseLoad
+from busbar.scheduler.power import PRIOR_CURVES, NodePower, Phase, PhaseLoad
 from busbar.scheduler.power.allocate import Demand, allocate, segments
 
 AT_LIMIT = 0.95
@@ -37,8 +39,10 @@ class Board:
 
     uuid: str
     floor_w: float
-    nameplate_w: float
+    most_w: float
+    """What it may draw: its default limit, or less by the cap of who holds it."""
     want_w: float
+    """What it would draw; more than `most_w` counts as that."""
 
 
 def wanted(
@@ -65,8 +69,8 @@ def split(boards_w: float, boards: Sequence[Board]) -> Mapping[str, float]:
         return {}
     demands = [
         Demand(
-            NodePower(board.uuid, 0.0, 1, board.floor_w, board.nameplate_w),
-            (PhaseLoad(Phase.TRAINING, 1.0, max(board.want_w, 1.0)),),
+            NodePower(board.uuid, 0.0, 1, board.floor_w, board.most_w),
+            (PhaseLoad(Phase.TRAINING, 1.0, max(min(board.want_w, board.most_w), 1.0)),),
             spread_w=0.0,
             burst=False,
         )
@@ -74,7 +78,7 @@ def split(boards_w: float, boards: Sequence[Board]) -> Mapping[str, float]:
     ]
     floors_w = np.array([board.floor_w for board in boards])
     room_w = max(boards_w - float(floors_w.sum()), 0.0)
-    more_w = allocate(segments(demands, {}), [(np.arange(len(boards)), room_w)])
+    more_w = allocate(segments(demands, PRIOR_CURVES), [(np.arange(len(boards)), room_w)])
     # Less by what sums of numbers are inexact.
     limits = floors_w + more_w * (1 - 1e-9)
     return {board.uuid: float(limit) for board, limit in zip(boards, limits, strict=True)}

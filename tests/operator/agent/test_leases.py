@@ -1,18 +1,15 @@
-"""What a node holds after messages that are new, old, late, foreign or impossible; and how it splits a lease."""
+"""What a node holds after messages that are new, old, late, foreign or impossible."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.operator.agent.boards import EPOCH, lease, release
 
 from busbar.kube.contracts.power import LeaseMessage, LeaseState
 from busbar.operator.agent.leases import Held, LeaseRefused, at, standing, taken
-from busbar.operator.agent.split import Board, split, wanted
 
 
 def test_a_lease_counts_from_the_clock_of_the_report_that_it_answers_and_ends_half_a_second_early() -> None:
@@ -82,43 +79,3 @@ def test_impossible_numbers_are_refused_and_their_neighbours_are_not(
     LeaseMessage.model_validate({**base, **fine})
     with pytest.raises(ValidationError):
         LeaseMessage.model_validate({**base, **change})
-
-
-def boards(*wants: float) -> list[Board]:
-    return [Board(f"b{i}", 100.0, 400.0, want) for i, want in enumerate(wants)]
-
-
-def test_equal_boards_get_equal_watts_and_one_that_is_idle_gives_to_those_that_work() -> None:
-    assert list(split(1000.0, boards(400, 400, 400, 400)).values()) == pytest.approx([250.0] * 4)
-    uneven = split(1000.0, boards(400, 400, 400, 60))
-    assert uneven["b3"] < 110
-    assert [uneven[f"b{i}"] for i in range(3)] == pytest.approx([(1000 - uneven["b3"]) / 3] * 3)
-    assert list(split(250.0, boards(400, 400)).values()) == pytest.approx([125.0, 125.0])
-    assert list(split(50.0, boards(400, 400)).values()) == [100.0, 100.0], "never below the lowest limit"
-    assert list(split(900.0, boards(60, 60)).values()) == pytest.approx([400.0, 400.0])
-    assert split(900.0, []) == {}
-
-
-@settings(derandomize=True, max_examples=60, deadline=None)
-@given(
-    st.lists(st.tuples(st.floats(0, 300), st.floats(0, 500), st.floats(0, 1000)), min_size=1, max_size=16),
-    st.floats(-1000, 10_000),
-)
-def test_limits_are_never_more_than_the_lease_leaves_to_the_boards(
-    raw: list[tuple[float, float, float]], watts: float
-) -> None:
-    given_ = [Board(f"b{i}", low, low + more, want) for i, (low, more, want) in enumerate(raw)]
-    limits = split(watts, given_)
-    floors = sum(board.floor_w for board in given_)
-    assert sum(limits.values()) <= max(watts, floors) + 1e-6
-    for board in given_:
-        assert board.floor_w <= limits[board.uuid] <= board.nameplate_w + 1e-6
-
-
-def test_a_want_rises_at_once_and_falls_when_its_peak_is_forgotten() -> None:
-    idle = wanted(None, 60.0, 400.0, 400.0, 0.0)
-    assert idle.watts == 80.0
-    at_limit = wanted(idle, 97.0, 100.0, 400.0, 1.0)
-    assert at_limit.watts == 400.0, "it may want anything"
-    assert wanted(at_limit, 60.0, 400.0, 400.0, 10.9) is at_limit
-    assert wanted(at_limit, 60.0, 400.0, 400.0, 11.1).watts == 80.0
