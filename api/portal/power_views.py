@@ -111,6 +111,9 @@ def node_view(node: NodePower) -> NodeView:
         label = f"{node.name}: has never reported"
     else:
         kind = ", capped" if node.capped else ""
+        kind += f" ({node.why})" if node.capped and node.why else ""
+        if others := node.conflicting_boards:
+            kind += f", {others} board{'' if others == 1 else 's'} with another's limit"
         kind += ", simulated" if node.boards_from.value == "simulated" else ""
         label = f"{node.name}: {amount} of {kilowatts(node.nameplate_watts)}{kind}{state}"
     return NodeView(

@@ -25,7 +25,6 @@ from busbar.kube.types.service_words import (
 )
 from busbar.kube.types.training_status import (
     TERMINAL_PHASES,
-    Admission,
     CheckpointStatus,
     EvaluationResult,
     MemoryPlace,
@@ -40,6 +39,7 @@ from busbar.kube.types.training_status import (
 )
 from busbar.kube.types.training_words import (
     adapter_words,
+    cap_words,
     disk_words,
     limit_words,
     link_words,
@@ -227,7 +227,9 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         energy_in_all=kilowatt_hours(usage.energy_joules * total / step)
         if usage.energy_joules and 0 < step < total and phase not in TERMINAL_PHASES
         else "",
-        power_cap=power_cap(admission) if admission is not None else "",
+        power_cap=cap_words(admission.power_cap_percent, admission.power_cap_watts)
+        if admission is not None
+        else "",
         power_limits=limit_words(status.power_of_attempt),
         nodes=tuple(admission.nodes) if admission is not None and phase not in TERMINAL_PHASES else (),
         accelerators_per_pod=admission.accelerators_per_pod if admission is not None else 0,
@@ -244,15 +246,6 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         forecast=_forecast(status.forecast, now),
         place=status.reservation.sentence(now) if status.reservation is not None else "",
     )
-
-
-def power_cap(admission: Admission) -> str:
-    """The limit of the boards, in per cent and where their nameplate is known in watts; empty without one."""
-    percent, each_w = admission.power_cap_percent, admission.power_cap_watts
-    if percent is None:
-        return ""
-    watts = f" ({each_w:,.0f} W)" if each_w is not None else ""
-    return f"{percent} % of each board's limit{watts}"
 
 
 def _what_is_trained(model: TrainedModel | None) -> str:

@@ -75,6 +75,14 @@ class NodePowerInfo(Answer):
     limits: LeaseState | None = Field(
         description="What the agent holds the boards to; null: it may not limit them."
     )
+    why: str = Field(
+        description="Why it has the lease that it has, as the controller decided last; empty: no policy limits it."
+    )
+    refusing_boards: int = Field(
+        description="Boards that take no limit, or ignore it; they count with their nameplates."
+    )
+    conflicting_boards: int = Field(description="Boards with a limit that something else has written.")
+    boards_by_pod: bool = Field(description="Whether it is known which pods hold which of its boards.")
     age_seconds: float | None = Field(description="Time since the last report that was believed.")
     silent: bool = Field(description="Whether that is too long.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -147,12 +148,16 @@ def _phases(percent: dict[str, Any]) -> str | None:
     return phase_words(StepPhases.model_validate(percent)) or None
 
 
-def _limits(status: dict[str, Any]) -> str | None:
+def power_words(status: Mapping[str, Any]) -> tuple[str, str]:
+    """Of a job its power cap, and the limits of its boards with what they have cost; each empty where there is none."""
     from busbar.kube.types.training_status import TrainingJobStatus
-    from busbar.kube.types.training_words import limit_words
+    from busbar.kube.types.training_words import cap_words, limit_words
 
+    admission = status.get("admission") or {}
+    cap = cap_words(admission.get("powerCapPercent"), admission.get("powerCapWatts"))
     fields = {name: status[name] for name in ("attempt", "power") if name in status}
-    return limit_words(TrainingJobStatus.model_validate(fields).power_of_attempt) or None
+    limits = limit_words(TrainingJobStatus.model_validate(fields).power_of_attempt)
+    return f"{cap}, until its feed has watts left" if cap else "", limits
 
 
 def _checkpoint(checkpoint: dict[str, Any]) -> str | None:
@@ -201,6 +206,7 @@ def _job(found: Object) -> list[tuple[str, object]]:
     steps = f"{progress.step} of {progress.total_steps} steps" if progress.total_steps else None
     checkpoint = _part(status, "checkpoint")
     lost, evaluation = _part(status, "lostWork"), _part(status, "evaluation")
+    power_cap, power_limits = power_words(status)
     quality = None
     if evaluation.get("bitsPerByte") is not None:
         quality = f"{evaluation['bitsPerByte']:.3f} bits per byte"
@@ -212,8 +218,8 @@ def _job(found: Object) -> list[tuple[str, object]]:
     return [
         *_placement(status),
         *_forecast(status),
-        ("Power cap", _power_cap(_part(status, "admission"))),
-        ("Power limits", _limits(status)),
+        ("Power cap", power_cap or None),
+        ("Power limits", power_limits or None),
         ("Place", _place(status)),
         ("Progress", steps),
         ("Bad rows", _part(status, "progress").get("badRows") or None),
@@ -348,12 +354,6 @@ def _forecast(status: dict[str, Any]) -> list[tuple[str, object]]:
         return f"likely {_ahead(forecast[p50])}, nine times in ten {_ahead(forecast[p90])} or sooner"
 
     return [("Starts", said("startP50", "startP90")), ("Ends", said("endP50", "endP90"))]
-
-
-def _power_cap(admission: dict[str, Any]) -> str | None:
-    percent = admission.get("powerCapPercent")
-    watts = f" ({admission['powerCapWatts']:,.0f} W)" if admission.get("powerCapWatts") else ""
-    return f"{percent} % of each board's limit{watts}, until its feed has watts left" if percent else None
 
 
 def _deadline(found: Object) -> str | None:

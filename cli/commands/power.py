@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from busbar.cli.commands.describe import power_words
 from busbar.cli.completions import objects
 from busbar.cli.output import columns, duration, emit, output_option, wire
 from busbar.cli.session import Session, connected
@@ -19,6 +20,11 @@ BAR = 20
 """Characters of a bar: the whole budget."""
 MOVED = 0.02
 """Of the lease before: leases that change by less are not told."""
+BY_POD = "It is known which pods hold which of its boards."
+NOT_BY_POD = (
+    "Which pods hold which of its boards is not known: energy is charged by numbers of boards, and only pods that have "
+    "the node to themselves start under power caps."
+)
 
 
 @click.group(
@@ -139,8 +145,13 @@ def _job(name: str, status: Mapping[str, Any], places: Sequence[str], known: Map
     if not places:
         return f"{name} has no nodes: {status.get('message') or 'nobody has looked at it yet'}"
     lost = [place for place in places if place not in known]
-    text = f"{name} has its place on {', '.join(places)}."
-    return text + (f" Nothing is known of the watts of {', '.join(lost)}." if lost else "")
+    parts = [f"{name} has its place on {', '.join(places)}."]
+    for what, words in zip(("Its power cap", "Power limits"), power_words(status), strict=True):
+        if words:
+            parts.append(f"{what}: {words}.")
+    if lost:
+        parts.append(f"Nothing is known of the watts of {', '.join(lost)}.")
+    return " ".join(parts)
 
 
 def explained(node: NodePower, feeds: Mapping[str, FeedPower]) -> str:
@@ -167,9 +178,18 @@ def explained(node: NodePower, feeds: Mapping[str, FeedPower]) -> str:
         parts.append("It has no lease in force, so its boards are at their lowest limits.")
     else:
         parts.append("Its boards are released: they have their default limits.")
+    parts += [f"Why: {node.why}."] if node.why else []
+    if node.refusing_boards and node.limits is not None:
+        parts.append(f"{node.refusing_boards} of its {node.boards} boards take no limit.")
+    if node.conflicting_boards:
+        parts.append(
+            f"Something else writes limits of {node.conflicting_boards} of its {node.boards} boards."
+        )
     short = [name for name in node.feeds if name in feeds and feeds[name].reason == "FloorAboveBudget"]
     if short:
         parts.append(f"Even the lowest limits are above the budget of {', '.join(short)}.")
+    if node.boards:
+        parts.append(BY_POD if node.boards_by_pod else NOT_BY_POD)
     return " ".join(parts)
 
 
@@ -261,13 +281,27 @@ def watts(value: float | None) -> str:
 
 
 def limits(node: NodePower) -> str:
-    """`leased, capped`; `not ours` where the agent may not set limits."""
-    told = "not ours" if node.limits is None else node.limits.value.lower()
-    return f"{told}, capped" if node.capped else told
+    """`leased, capped`, with the boards that take no limit or have another's; `not ours`: the agent may set none."""
+    told = ["not ours" if node.limits is None else node.limits.value.lower()]
+    told += ["capped"] if node.capped else []
+    told += [f"{node.refusing_boards} refuse"] if node.refusing_boards and node.limits is not None else []
+    told += [f"{node.conflicting_boards} in conflict"] if node.conflicting_boards else []
+    return ", ".join(told)
 
 
 def _nodes(found: Sequence[NodePower]) -> str:
-    heads = ["node", "domain", "draw", "lease", "limits", "nameplate", "boards", "boards from", "host from"]
+    heads = [
+        "node",
+        "domain",
+        "draw",
+        "lease",
+        "limits",
+        "nameplate",
+        "boards",
+        "by pod",
+        "boards from",
+        "host from",
+    ]
     heads.append("last report")
     rows = [
         (
@@ -278,6 +312,7 @@ def _nodes(found: Sequence[NodePower]) -> str:
             limits(node),
             watts(node.nameplate_watts),
             node.boards,
+            "yes" if node.boards_by_pod else "no",
             node.boards_from.value,
             node.host_from.value,
             "never"

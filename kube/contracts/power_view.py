@@ -95,6 +95,14 @@ class NodePower(WireModel):
     """A board's limit is below its nameplate."""
     limits: LeaseState | None = None
     """What the agent holds the boards to; None: it may not limit them."""
+    why: str = ""
+    """Why it has the lease that it has, as the controller decided last; empty: no policy limits it."""
+    refusing_boards: int = 0
+    """Boards that take no limit, or ignore it; they count with their nameplates."""
+    conflicting_boards: int = 0
+    """Boards with a limit that something else has written."""
+    boards_by_pod: bool = False
+    """It is known which pods hold which of its boards."""
     age_seconds: float | None = None
     silent: bool = True
 

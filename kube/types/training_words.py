@@ -73,6 +73,14 @@ def disk_words(checkpoint: CheckpointStatus) -> str:
     return f"{checkpoint.mib_per_second} MiB/s{usual}"
 
 
+def cap_words(percent: int | None, board_w: float | None) -> str:
+    """The power cap of a job's boards, in per cent and where their nameplate is known in watts; empty without one."""
+    if percent is None:
+        return ""
+    watts = f" ({board_w:,.0f} W)" if board_w is not None else ""
+    return f"{percent} % of each board's limit{watts}"
+
+
 def limit_words(power: PowerUse | None) -> str:
     """Under which power limit a job's boards are, and what limits have cost it; empty where no feed limits them."""
     if power is None:

@@ -255,6 +255,8 @@ class PowerKeeper:
             self.preemptions.feeds,
             self._prices(),
             self.meters,
+            self.lessor.why,
+            self.boards.keys(),
         )
 
     def series(self, feed: str, node: str, resolution: Resolution) -> PowerSeries:

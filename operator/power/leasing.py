@@ -97,6 +97,8 @@ class Round:
     messages: tuple[LeaseMessage, ...] = ()
     feeds: Mapping[str, FeedLeases] = field(default_factory=dict)
     """Of the domains with a leased node on or below them."""
+    why: Mapping[str, str] = field(default_factory=dict)
+    """Why each limited node has its lease, in words."""
 
 
 def take_round(
@@ -157,6 +159,7 @@ def take_round(
         ended,
         messages=(*messages, *ended.messages),
         feeds=_feeds(decision, placed, limiting, found, _expected(nodes, telemetry)),
+        why={report.node: report.sentence for report in decision.nodes if found.is_limited(report.node)},
     )
 
 

@@ -65,6 +65,8 @@ class Lessor:
         """For how long this operator leads; 0 or less: nothing is sent."""
         self.feeds: Mapping[str, FeedLeases] = {}
         """Of the last round; empty without one."""
+        self.why: Mapping[str, str] = {}
+        """Why each limited node has its lease; of the last round too."""
         self._settings, self._metrics, self._clock = settings, metrics, clock
         self._control = control_settings(settings)
         self._state: State | None = None
@@ -99,7 +101,7 @@ class Lessor:
         made = await asyncio.to_thread(
             take_round, state, found, dict(readings), self._clock(), self._control, works
         )
-        self._state, self.feeds = made.state, made.feeds
+        self._state, self.feeds, self.why = made.state, made.feeds, made.why
         self._count_actuation(readings)
         by_node = {message.node: message for message in made.messages}
         for source in sources:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from busbar.kube.contracts.power_view import (
     FeedPower,
@@ -34,11 +35,15 @@ def picture(
     reliefs: Mapping[str, FeedRelief],
     prices: Mapping[str, float],
     meters: Mapping[str, Metered],
+    why: Mapping[str, str] = MappingProxyType({}),
+    by_pod: Collection[str] = (),
 ) -> PowerPicture:
     """All feeds, and all nodes on one or with a reading.
 
     Args:
         prices: of a watt-hour on each feed that holds jobs back, in work.
+        why: each limited node has its lease.
+        by_pod: nodes of which it is known which pods hold which board.
     """
     names = sorted({*found.feeds, *readings})
     return PowerPicture(
@@ -49,7 +54,12 @@ def picture(
                 _feed(name, found, draws.get(name), leases.get(name), reliefs.get(name), prices.get(name)),
             )
         ),
-        nodes=tuple(_node(name, found, readings.get(name), now_s, fresh_s) for name in names),
+        nodes=tuple(
+            _node(name, found, readings.get(name), now_s, fresh_s).model_copy(
+                update={"why": why.get(name, ""), "boards_by_pod": name in by_pod}
+            )
+            for name in names
+        ),
     )
 
 
@@ -139,6 +149,8 @@ def _node(name: str, found: Membership, reading: Reading | None, now_s: float, f
         lease_watts=reading.limits.lease_watts if reading.limits is not None else None,
         capped=reading.is_capped,
         limits=reading.limits.state if reading.limits is not None else None,
+        refusing_boards=sum(board.refuses for board in reading.boards.values()),
+        conflicting_boards=len(reading.limits.conflicts) if reading.limits is not None else 0,
         age_seconds=round(max(0.0, now_s - reading.at_s), 1),
         silent=now_s - reading.at_s > fresh_s,
     )

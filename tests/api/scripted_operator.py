@@ -76,7 +76,7 @@ class ScriptedOperator:
                 NodePower(
                     name=load.name, feeds=(name, "row"), watts=800.0, nameplate_watts=1000.0, boards=8,
                     boards_from=Backend.SIMULATED, lease_watts=850.0, capped=True, limits=LeaseState.LEASED,
-                    age_seconds=0.5, silent=load.name.endswith("1"),
+                    age_seconds=0.5, silent=load.name.endswith("1"), why="there are watts enough", boards_by_pod=True,
                 )
             )  # fmt: skip
         row = FeedPower(name="row", budget_watts=4000.0, ready=False, reason="NoNodes", nodes=2 * len(feeds))

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.cli.conftest import Site
 
-from busbar.cli.commands.power import _ordered, bar, explained, moves
+from busbar.cli.commands.power import _ordered, bar, explained, limits, moves
 from busbar.kube.contracts.power import LeaseState
 from busbar.kube.contracts.power_view import FeedPower, NodePower
 
@@ -55,7 +55,7 @@ async def test_power_shows_the_tree_of_feeds_and_the_nodes(site: Site) -> None:
     assert "bobs" not in done.out
     nodes = await site.busbar("power", "nodes")
     shown = " ".join(nodes.lines[1].split())
-    assert shown == "cpu-node-0 rack-cpu 800 W 850 W leased, capped 1.0 kW 8 simulated none 0s"
+    assert shown == "cpu-node-0 rack-cpu 800 W 850 W leased, capped 1.0 kW 8 yes simulated none 0s"
     assert nodes.lines[2].endswith("0s silent")
     assert len(json.loads((await site.busbar("power", "nodes", "-o", "json")).out)["items"]) == 4
     assert (await site.busbar("power", "-o", "name")).lines == ["row", "rack-cpu", "rack-h100"]
@@ -93,7 +93,8 @@ async def test_power_explain_says_what_limits_a_node_or_the_nodes_of_a_job(site:
     assert done.code == 0, done.err
     assert done.lines[0] == (
         "cpu-node-0 hangs on rack-cpu. It draws 800 W, at most 1.0 kW, and ? with its boards at their lowest limits. "
-        "A lease of 850 W limits it, by the policy Lease of its domain."
+        "A lease of 850 W limits it, by the policy Lease of its domain. Why: there are watts enough. "
+        "It is known which pods hold which of its boards."
     )
     assert [line.split()[0] for line in done.lines[1:]] == ["DOMAIN", "row", "rack-cpu"]
     told = json.loads((await site.busbar("power", "explain", "cpu-node-1", "-o", "json")).out)
@@ -115,10 +116,17 @@ async def test_power_explain_says_what_limits_a_node_or_the_nodes_of_a_job(site:
         "pods": 2,
         "nodes": ["cpu-node-1", "gone", "cpu-node-1"],
     }
-    stored["status"] = {"phase": "Running", "admission": {**place, "acceleratorsPerPod": 1}}
+    stored["status"] = {
+        "phase": "Running",
+        "attempt": 1,
+        "admission": {**place, "acceleratorsPerPod": 1, "powerCapPercent": 70, "powerCapWatts": 280},
+        "power": {"attempt": 1, "limitPercent": 70, "seconds": 90, "slowdown": 1.07},
+    }
     placed = await site.busbar("power", "explain", "stdlib")
     assert placed.lines[0] == (
-        "stdlib has its place on cpu-node-1, gone. Nothing is known of the watts of gone."
+        "stdlib has its place on cpu-node-1, gone. Its power cap: 70 % of each board's limit (280 W), until its feed has "
+        "watts left. Power limits: boards at 70 % of their highest, 1.07 times as long as without limits so far. "
+        "Nothing is known of the watts of gone."
     )
     assert "It is silent: these are the numbers of 0s ago." in placed.lines[1]
     assert (await site.busbar("power", "explain", "nobody")).code == 3
@@ -141,6 +149,24 @@ def test_an_explained_node_says_why_nothing_limits_it() -> None:
     assert explained(NodePower(name="n"), {}) == (
         "n hangs on no power domain. It has never reported what it draws."
     )
+
+
+def test_boards_that_refuse_limits_or_have_anothers_and_whose_holders_are_unknown_are_told() -> None:
+    node = NodePower(
+        name="n", watts=5.0, boards=8, limits=LeaseState.LEASED, capped=True, silent=False, refusing_boards=2
+    )
+    assert limits(node) == "leased, capped, 2 refuse"
+    told = explained(node, {})
+    assert "2 of its 8 boards take no limit." in told
+    assert "Which pods hold which of its boards is not known" in told
+    conflict = node.model_copy(update={"refusing_boards": 0, "conflicting_boards": 1, "boards_by_pod": True})
+    assert limits(conflict) == "leased, capped, 1 in conflict"
+    told = explained(conflict, {})
+    assert "Something else writes limits of 1 of its 8 boards." in told
+    assert told.endswith("It is known which pods hold which of its boards.")
+    others = node.model_copy(update={"limits": None})
+    assert limits(others) == "not ours, capped", "no limits are set there, so none is refused"
+    assert "take no limit" not in explained(others, {})
 
 
 def test_a_bar_ends_at_the_budget_and_says_when_it_is_passed() -> None:

@@ -393,7 +393,8 @@ def test_the_power_page_shows_the_feeds_that_a_member_may_see(
         expect(card.get_by_role("progressbar")).to_have_attribute("value", "90.0")
         expect(card.get_by_role("listitem")).to_have_count(2)
         expect(card.get_by_role("listitem").last).to_have_attribute(
-            "aria-label", "h100-node-1: 800 W of 1 kW, capped, simulated, silent for 0 s"
+            "aria-label",
+            "h100-node-1: 800 W of 1 kW, capped (there are watts enough), simulated, silent for 0 s",
         )
         expect(page.get_by_role("region", name="row", exact=True)).to_contain_text("not measured")
         curve = card.get_by_role("img", name="Draw of rack-h100, the last 15m")

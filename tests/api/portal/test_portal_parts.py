@@ -110,7 +110,7 @@ def test_a_feed_shows_its_draw_its_problem_and_what_is_known_of_it() -> None:
 
     nodes = [
         NodePower(name="n1", feeds=("rack", "row"), watts=900.0, nameplate_watts=1000.0, age_seconds=0.5,
-                  boards_from=Backend.SIMULATED, silent=False, capped=True),
+                  boards_from=Backend.SIMULATED, silent=False, capped=True, why="raised", conflicting_boards=1),
         NodePower(name="n2", feeds=("rack", "row"), watts=500.0, nameplate_watts=1000.0, age_seconds=9.0),
         NodePower(name="n3", feeds=("rack", "row")),
     ]  # fmt: skip
@@ -141,7 +141,7 @@ def test_a_feed_shows_its_draw_its_problem_and_what_is_known_of_it() -> None:
         ("", "It is away."),
     ]
     assert [(n.heat, n.ready, n.label) for n in rack.nodes] == [
-        (9, True, "n1: 900 W of 1 kW, capped, simulated"),
+        (9, True, "n1: 900 W of 1 kW, capped (raised), 1 board with another's limit, simulated"),
         (5, False, "n2: 500 W of 1 kW, silent for 9 s"),
         (0, False, "n3: has never reported"),
     ]

@@ -45,6 +45,8 @@ def test_the_first_leases_are_the_lowest_limits_and_count_from_the_nodes_clock()
     }
     assert made.feeds["rack"].leased_w == 1200.0, "nobody knows yet what was promised to them before"
     assert all(m.sequence > 2**20 for m in made.messages)
+    held = "held at the floor until the node has confirmed a lease of this controller"
+    assert made.why == {"n0": held, "n1": held}
 
 
 def test_boards_that_refuse_count_with_the_host_and_a_node_of_none_else_is_not_controlled() -> None:

@@ -85,6 +85,7 @@ async def test_an_operator_sends_only_while_it_leads(site: Site) -> None:
     assert lease_w is not None
     assert lease_w.lease_watts == pytest.approx(900.0), "the nameplate: a budget of 1,000 W is no limit"
     assert site.lessor.feeds["rack"].leased_w == pytest.approx(900.0)
+    assert site.lessor.why == {"n": "the domain's policy is Static: every node has the same lease"}
     sent = total(site.registry, "busbar_power_actuation_seconds_count")
     assert 5 <= sent < 22, "a lease that stays is not sent each second"
     left_s = 0.0

@@ -76,6 +76,9 @@ def test_the_ledger_is_told_which_pods_hold_which_boards() -> None:
         keeper.tick()
     holders = [keys[0].namespace if keys else "" for keys in keeper.boards["red-0"].values()]
     assert "".join(holders) == "aabbb"
+    keeper.lessor.why = {"red-0": "raised"}
+    told = {node.name: (node.why, node.boards_by_pod) for node in keeper.picture().nodes}
+    assert told == {"red-0": ("raised", True), "red-1": ("", False), "blue-0": ("", False)}
     assert ledger.accounts.total("uid-a", None) == pytest.approx(10 * (10 + 20))
     assert ledger.accounts.total("uid-b", None) == pytest.approx(10 * (30 + 40 + 50))
     assert ledger.accounts.total("uid-row/unassigned", None) == pytest.approx(10 * (60 + 70 + 80))
