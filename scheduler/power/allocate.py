@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,21 +114,34 @@ class _Load:
     """Of nodes that have one of their own."""
 
 
+class _PhaseRows(NamedTuple):
+    """The same while it is collected: an array takes ten times as long to write one number."""
+
+    share: list[float]
+    wanted_w: list[float]
+    stretch_s: list[float]
+    curves: dict[int, CapCurve]
+
+
 def _loads(demands: Sequence[Demand]) -> dict[Phase, _Load]:
     """Of every node, the share of time in each phase, the watts that a board wants in it, and how long it lasts."""
     count = len(demands)
-    found = {phase: _Load(np.zeros(count), np.ones(count), np.zeros(count), {}) for phase in Phase}
+    found = {phase: _PhaseRows([0.0] * count, [1.0] * count, [0.0] * count, {}) for phase in Phase}
     for row, demand in enumerate(demands):
         for load in demand.phases:
-            if load.share > 0:
+            share = load.share
+            if share > 0:
                 of = found[load.phase]
-                total = of.share[row] + load.share
-                of.wanted_w[row] = (of.wanted_w[row] * of.share[row] + load.board_w * load.share) / total
-                of.share[row] = total
+                before = of.share[row]
+                of.share[row] = total = before + share
+                of.wanted_w[row] = (of.wanted_w[row] * before + load.board_w * share) / total
                 of.stretch_s[row] = max(of.stretch_s[row], load.stretch_s)
                 if load.curve is not None:
                     of.curves[row] = load.curve
-    return found
+    return {
+        phase: _Load(np.array(of.share), np.array(of.wanted_w), np.array(of.stretch_s), of.curves)
+        for phase, of in found.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,27 +241,28 @@ def _loss_of_mean(watts: Floats, needed: Floats, loss: Floats, spread_w: Floats,
     apart = 2 * float(max(needed[-1].max(), watts[-1].max(), 1.0)) * np.arange(watts.shape[1])
     rising = needed + LEAST_RISE_W * np.arange(len(needed))[:, None]
     points, values = (rising + apart).T.ravel(), loss.T.ravel()
-    total = np.zeros(watts.shape[::-1])
-    for error in SPREAD:
-        above_w = error * spread_w * math.sqrt(MEAN_S / REACH_S)
-        reached = watts - np.where(above_w > 0, np.maximum(above_w - passes_j / REACH_S, 0.0), above_w)
-        reached = np.minimum(np.maximum(reached, rising[0]), rising[-1])
-        total += np.interp((reached + apart).T.ravel(), points, values).reshape(total.shape)
-    mean: Floats = total.T / len(SPREAD)
+    above_w = SPREAD[:, None, None] * (spread_w * math.sqrt(MEAN_S / REACH_S))
+    reached = watts - np.where(above_w > 0, np.maximum(above_w - passes_j / REACH_S, 0.0), above_w)
+    reached = np.minimum(np.maximum(reached, rising[0]), rising[-1]) + apart
+    found = np.interp(reached.transpose(0, 2, 1).ravel(), points, values)
+    mean: Floats = found.reshape(len(SPREAD), *watts.shape[::-1]).sum(axis=0).T / len(SPREAD)
     return mean
 
 
 def _saved(watts: Floats, loss: Floats) -> Floats:
-    """Slopes of the lower hull of each column: for segment k the max over a ≤ k of the min over b > k of slope(a, b)."""
-    count = len(watts)
-    best = np.full((count - 1, *watts.shape[1:]), -np.inf)
-    for a in range(count - 1):
-        run = watts[a + 1 :] - watts[a]
-        least = np.where(run > 0, (loss[a + 1 :] - loss[a]) / np.where(run > 0, run, 1.0), np.inf)
-        for b in range(len(least) - 2, -1, -1):  # over b > column
-            np.minimum(least[b], least[b + 1], out=least[b])
-        np.maximum(best[a:], np.where(np.isinf(least), -np.inf, least), out=best[a:])
-    return np.maximum(np.where(np.isfinite(best), -best, 0.0), 0.0)
+    """Slopes of the lower hull of each column: for segment k the max over a ≤ k of the min over b > k of slope(a, b).
+
+    0 where watts do not rise from each point to the next.
+    """
+    flat = (np.diff(watts, axis=0) <= 0).any(axis=0)
+    if flat.any():
+        watts = np.where(flat, np.arange(len(watts))[:, None], watts)
+    best = np.full((len(watts) - 1, *watts.shape[1:]), -np.inf)
+    for a in range(len(best)):
+        slope = (loss[a + 1 :] - loss[a]) / (watts[a + 1 :] - watts[a])
+        least = np.minimum.accumulate(slope[::-1], axis=0)[::-1]
+        np.maximum(best[a:], least, out=best[a:])
+    return np.maximum(np.where(flat, 0.0, -best), 0.0)
 
 
 def fill(saved: Floats, watts: Floats, capacity_w: float) -> Floats:

@@ -18,6 +18,8 @@ STEPS = 8
 CLEARLY = 0.1
 """Of its depth: a bucket must hold so much more for limits to rise than for them to stay."""
 
+_BAND = np.array([[0.0], [CLEARLY]])
+
 
 def bucket_after(
     level_j: Floats, lease_w: Floats, drawn_w: Floats, burst_s: Floats, elapsed_s: float
@@ -39,9 +41,9 @@ def passing(level_j: Floats, lease_w: Floats, burst_s: Floats, was: Floats) -> F
     """
     depth_j = lease_w * burst_s
     full = np.where(depth_j > 0, level_j / np.maximum(depth_j, 1e-9), 0.0)
-    most = np.ceil(STEPS * np.sqrt(np.clip(full, 0.0, 1.0))) / STEPS
-    least = np.ceil(STEPS * np.sqrt(np.clip(full - CLEARLY, 0.0, 1.0))) / STEPS
-    part: Floats = np.clip(was, least, most)
+    part_of_depth = np.minimum(np.maximum(full - _BAND, 0.0), 1.0)
+    most, least = np.ceil(STEPS * np.sqrt(part_of_depth)) / STEPS
+    part: Floats = np.minimum(np.maximum(was, least), most)
     return part
 
 

@@ -15,7 +15,7 @@ counts only up to the moment at which the node was last heard.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 TERM = 1 << 40
@@ -90,7 +90,7 @@ def accepted(held: HeldLease, lease: Lease, clock_s: float) -> HeldLease:
         return held
     if lease.until_clock_s is not None and clock_s >= lease.until_clock_s:
         return held
-    return replace(held, lease=lease)
+    return HeldLease(held.epoch, held.floor_w, lease)
 
 
 def allowed_w(held: HeldLease, clock_s: float) -> float:

@@ -91,6 +91,25 @@ def layout(servers: int, mix: float) -> Layout:
     return Layout(high, servers - training - high, training)
 
 
+@dataclass(frozen=True, slots=True)
+class _Under:
+    """What limits leave to the servers, for as long as they stay."""
+
+    limit_w: Floats
+    part: Floats
+    whole: bool
+    """No clock is locked."""
+    pace: Floats
+    """Tokens of prompts that a serving server reads in a second."""
+    read_step: Floats
+    """The same in a step."""
+    prefill_w: Floats
+    training_w: Floats
+    """Of the training servers."""
+    job_pace: list[float]
+    """Of each job the seconds of work in a step, at the speed of its slowest server."""
+
+
 class Row:
     """The servers' state; `step` advances it by a tenth of a second."""
 
@@ -117,12 +136,19 @@ class Row:
         """How often each server began to read prompts, having read all before."""
         self._head, self._top = np.full(n, np.inf), np.full(n, np.inf)
         self._clock, self.sequences = np.zeros(n), np.zeros(n)
+        self._counts: list[tuple[float, float]] = []
+        """By sequences: a board's watts in decode, and the seconds of a decode step, without limits."""
+        self.decode_w, self._token_s = np.zeros(n), np.zeros(n)
+        self._busy = np.zeros(n)
+        """1: it has sequences."""
+        for server in range(n):
+            self._decode(server, 0)
+        self._under: _Under | None = None
         self._prompts: list[deque[tuple[float, int]]] = [deque() for _ in range(n)]
         self._decoding: list[list[tuple[float, int]]] = [[] for _ in range(n)]
-        self._held = [0] * n
+        self._held = [0] * places.high, [0] * places.low
         points = np.array(model.compute.points)
         self._x, self._y = points[:, 0], points[:, 1]
-        self.prefill_share, self.decode_share = np.zeros(n), np.zeros(n)
         self._at, self._high = requests.at_s.tolist(), requests.high.tolist()
         self._prompt, self._output = requests.prompt.tolist(), requests.output.tolist()
 
@@ -130,17 +156,20 @@ class Row:
         """Watts of every server in the next step.
 
         Args:
-            limit_w: limit of each server's boards.
+            limit_w: limit of each server's boards. While this and `part` are the same arrays, they must not be changed.
             part: of the watts wanted, what a locked clock lets through (1: no lock).
         """
         begin_s, n = self.now_s, self.places.serving
         self.now_s = begin_s + STEP_S
+        under = self._under
+        if under is None or under.limit_w is not limit_w or under.part is not part:
+            under = self._under = self._limited(limit_w, part)
         self._arrive()
         board_w = np.empty(self.places.total)
         if n:
-            board_w[:n] = self._serve(begin_s, limit_w[:n], part[:n])
+            board_w[:n] = self._serve(begin_s, under)
         if self.places.training:
-            board_w[n:] = self._train(begin_s, limit_w[n:], part[n:])
+            board_w[n:] = self._train(begin_s, under)
         watts: Floats = self.host_w + self.model.boards * self.model.board_factor * board_w
         return watts
 
@@ -148,14 +177,31 @@ class Row:
         found: Floats = np.interp(np.minimum(limit_w / wanted_w, part), self._x, self._y)
         return found
 
+    def _limited(self, limit_w: Floats, part: Floats) -> _Under:
+        n, model = self.places.serving, self.model
+        serves_w, serves_part, trains_w, trains_part = limit_w[:n], part[:n], limit_w[n:], part[n:]
+        pace = model.prefill_tokens_per_s / self.slowdown(model.prefill_w, serves_w, serves_part)
+        slow = self.slowdown(model.training_w, trains_w, trains_part)
+        return _Under(
+            limit_w,
+            part,
+            whole=bool((serves_part == 1.0).all()),
+            pace=pace,
+            read_step=pace * STEP_S,
+            prefill_w=np.minimum(serves_w, model.prefill_w * serves_part),
+            training_w=np.minimum(trains_w, model.training_w * trains_part),
+            job_pace=[STEP_S / float(slow[job.start - n : job.stop - n].max()) for job in self.jobs],
+        )
+
     def _arrive(self) -> None:
-        high = self.places.high
         while self.next < len(self._at) and self._at[self.next] < self.now_s:
             request = self.next
             self.next += 1
-            queues = self._held[:high] if self._high[request] else self._held[high:]
-            server = queues.index(min(queues)) + (0 if self._high[request] else high)
-            self._held[server] += 1
+            high = self._high[request]
+            queues = self._held[0 if high else 1]
+            place = queues.index(min(queues))
+            queues[place] += 1
+            server = place if high else place + self.places.high
             if self._queued[server] <= self.read[server]:
                 self.stretches[server] += 1
             self._queued[server] += self._prompt[request]
@@ -165,27 +211,35 @@ class Row:
                 self._head[server] = mark
             waiting.append((mark, request))
 
-    def _serve(self, begin_s: float, limit_w: Floats, part: Floats) -> Floats:
-        model = self.model
-        pace = model.prefill_tokens_per_s / self.slowdown(model.prefill_w, limit_w, part)
-        backlog = self._queued - self.read
-        reading = np.minimum(backlog / (pace * STEP_S), 1.0)
+    def _serve(self, begin_s: float, under: _Under) -> Floats:
         before = self.read
-        self.read = np.where(reading < 1.0, self._queued, before + pace * STEP_S)
-        decode_w = model.decode_w(self.sequences)
-        slow = 1 + 0.5 * (self.slowdown(decode_w, limit_w, part) - 1)
-        token_s = (model.decode_step_s + model.decode_step_per_sequence_s * self.sequences) * slow
-        decoding = np.where(self.sequences > 0, 1.0 - reading, 0.0)
+        reading = np.minimum((self._queued - before) / under.read_step, 1.0)
+        self.read = np.where(reading < 1.0, self._queued, before + under.read_step)
+        decoding = (1.0 - reading) * self._busy
+        limit_w, n = under.limit_w[: self.places.serving], self.places.serving
+        if under.whole and (limit_w >= self.decode_w).all():
+            token_s, decode_w = self._token_s, self.decode_w
+        else:
+            part = under.part[:n]
+            slow = 1 + 0.5 * (self.slowdown(self.decode_w, limit_w, part) - 1)
+            token_s, decode_w = self._token_s * slow, np.minimum(limit_w, self.decode_w * part)
+        watts: Floats = (
+            reading * under.prefill_w + decoding * decode_w + (1.0 - reading - decoding) * self.model.idle_w
+        )
         self._clock += decoding * STEP_S / token_s
         self._finish(token_s)
-        self._begin_decoding(begin_s, before, pace)
-        self.prefill_share, self.decode_share = reading, decoding
-        watts: Floats = (
-            reading * np.minimum(limit_w, model.prefill_w * part)
-            + decoding * np.minimum(limit_w, decode_w * part)
-            + (1.0 - reading - decoding) * model.idle_w
-        )
+        self._begin_decoding(begin_s, before, under.pace)
         return watts
+
+    def _decode(self, server: int, count: int) -> None:
+        """The server decodes so many sequences from the next step on."""
+        model = self.model
+        while len(self._counts) <= count:
+            more = len(self._counts)
+            token_s = model.decode_step_s + model.decode_step_per_sequence_s * more
+            self._counts.append((float(model.decode_w(np.array(float(more)))), token_s))
+        self.sequences[server], self._busy[server] = count, float(count > 0)
+        self.decode_w[server], self._token_s[server] = self._counts[count]
 
     def _begin_decoding(self, begin_s: float, before: Floats, pace: Floats) -> None:
         for server in np.flatnonzero(self._head <= self.read + 1e-6).tolist():
@@ -199,7 +253,7 @@ class Row:
                 heappush(running, (clock + self._output[request], request))
             self._head[server] = waiting[0][0] if waiting else np.inf
             self._top[server] = running[0][0] if running else np.inf
-            self.sequences[server] = len(running)
+            self._decode(server, len(running))
 
     def _finish(self, token_s: Floats) -> None:
         for server in np.flatnonzero(self._top <= self._clock).tolist():
@@ -207,20 +261,19 @@ class Row:
             while running and running[0][0] <= clock:
                 mark, request = heappop(running)
                 self.done_s[request] = self.now_s - (clock - mark) * float(token_s[server])
-                self._held[server] -= 1
+                low = server >= self.places.high
+                self._held[low][server - self.places.high * low] -= 1
                 self.tokens += self._output[request]
             self._top[server] = running[0][0] if running else np.inf
-            self.sequences[server] = len(running)
+            self._decode(server, len(running))
 
-    def _train(self, begin_s: float, limit_w: Floats, part: Floats) -> Floats:
-        slow = self.slowdown(self.model.training_w, limit_w, part)
-        watts = np.minimum(limit_w, self.model.training_w * part)
+    def _train(self, begin_s: float, under: _Under) -> Floats:
+        watts = under.training_w.copy()
         for index, job in enumerate(self.jobs):
-            rows = slice(job.start - self.places.serving, job.stop - self.places.serving)
             if any(start <= begin_s < end for start, end in self._dips[index]):
-                watts[rows] = self.model.idle_w
+                watts[job.start - self.places.serving : job.stop - self.places.serving] = self.model.idle_w
             else:
-                self.work_s[index] += STEP_S / float(slow[rows].max())
+                self.work_s[index] += under.job_pace[index]
         return watts
 
 

@@ -113,7 +113,7 @@ class LeaseLaw:
         self._prefill, self._decode = np.full(places.serving, 0.3), np.full(places.serving, 0.7)
         self._stretch_s = np.zeros(places.serving)
         self.host_w = np.array([self.nodes[name].host_w for name in self.names])
-        self.lowered = 0
+        self._whole = np.ones(len(self.names))
         self._begin()
 
     def _node(self, row: int, name: str) -> NodePower:
@@ -155,17 +155,17 @@ class LeaseLaw:
         self.board_w = np.clip(
             (self.lease_w - self.host_w) / slope, self.model.board_min_w, self.model.board_max_w
         )
-        self._free = np.ones(len(self.names)), np.full(len(self.names), self.model.board_max_w)
+        self._limit_w, self._bursts = self.board_w, bool(self.burst_s.any())
 
     def limits(self) -> tuple[Floats, Floats]:
-        whole, most_w = self._free
-        if not self.burst_s.any():
-            return self.board_w, whole
-        self.passes = passing(self.level_j, self.lease_w, self.burst_s, self.passes)
-        return self.board_w + self.passes * (most_w - self.board_w), whole
+        if self._bursts:
+            before, self.passes = self.passes, passing(self.level_j, self.lease_w, self.burst_s, self.passes)
+            if self._limit_w is self.board_w or (self.passes != before).any():
+                self._limit_w = self.board_w + self.passes * (self.model.board_max_w - self.board_w)
+        return self._limit_w, self._whole
 
     def after(self, watts: Floats) -> None:
-        if self.burst_s.any():
+        if self._bursts:
             self.level_j = bucket_after(self.level_j, self.lease_w, watts, self.burst_s, STEP_S)
 
     def second(self, now_s: float, row: Row, mean_w: Floats) -> None:
@@ -193,37 +193,46 @@ class LeaseLaw:
         self._prefill = keep * self._prefill + (1 - keep) * prefill
         self._decode = keep * self._decode + (1 - keep) * decode
         self._stretch_s = (row.read / self.model.prefill_tokens_per_s) / np.maximum(row.stretches, 1)
-        self._decode_w = self.model.decode_w(row.sequences)
+        self._decode_w = row.decode_w
         self._means.append(mean_w)
 
     def _telemetry(self, now_s: float, mean_w: Floats) -> dict[str, NodeTelemetry]:
         spread = np.std(np.array(self._means), axis=0)
-        model, found = self.model, {}
-        training = (PhaseLoad(Phase.TRAINING, 1.0, model.training_w),)
-        for row, name in enumerate(self.names):
+        spread[self.places.serving :] = 0.0
+        told = (self.lease_w, mean_w, spread, self.burst_s, self.level_j)
+        rows = zip(self.names, self._phases(), *(each.tolist() for each in told), strict=True)
+        found = {}
+        for name, phases, lease_w, drawn_w, spread_w, burst_s, level_j in rows:
             held = self.held[name]
-            phases: tuple[PhaseLoad, ...] = training
-            if row < self.places.serving:
-                prefill = float(self._prefill[row])
-                decode = min(float(self._decode[row]), 1 - prefill)
-                phases = (
-                    PhaseLoad(Phase.PREFILL, prefill, model.prefill_w, float(self._stretch_s[row])),
-                    PhaseLoad(Phase.DECODE, decode, float(self._decode_w[row])),
-                    PhaseLoad(Phase.IDLE, max(1 - prefill - decode, 0.0), model.idle_w),
-                )
             found[name] = NodeTelemetry(
                 name,
                 now_s,
                 held.epoch,
                 now_s,
                 held.sequence,
-                float(self.lease_w[row]),
-                float(mean_w[row]),
-                float(spread[row]) if row < self.places.serving else 0.0,
+                lease_w,
+                drawn_w,
+                spread_w,
                 phases,
-                float(self.level_j[row]) if self.burst_s[row] else None,
+                level_j if burst_s else None,
             )
         return found
+
+    def _phases(self) -> list[tuple[PhaseLoad, ...]]:
+        """Of each server, those that serve first."""
+        model = self.model
+        told = (self._prefill, self._decode, self._stretch_s, self._decode_w)
+        found: list[tuple[PhaseLoad, ...]] = []
+        for prefill, decode, stretch_s, decode_w in zip(*(each.tolist() for each in told), strict=True):
+            decode = min(decode, 1 - prefill)
+            found.append(
+                (
+                    PhaseLoad(Phase.PREFILL, prefill, model.prefill_w, stretch_s),
+                    PhaseLoad(Phase.DECODE, decode, decode_w),
+                    PhaseLoad(Phase.IDLE, max(1 - prefill - decode, 0.0), model.idle_w),
+                )
+            )
+        return found + [(PhaseLoad(Phase.TRAINING, 1.0, model.training_w),)] * self.places.training
 
 
 @dataclass(frozen=True)

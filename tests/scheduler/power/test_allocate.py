@@ -12,7 +12,7 @@ from tests.scheduler.power.row import CURVES, FLAT, SERVING, STEEP, node
 
 from busbar.scheduler.errors import PowerError
 from busbar.scheduler.power import CapCurve, Phase, PhaseLoad
-from busbar.scheduler.power.allocate import Demand, Segments, allocate, fill, segments
+from busbar.scheduler.power.allocate import Demand, Segments, _saved, allocate, fill, segments
 
 
 def test_savings_fall_along_every_curve() -> None:
@@ -25,6 +25,22 @@ def test_savings_fall_along_every_curve() -> None:
     saved = segments(demands, CURVES).saved
     assert (np.diff(saved, axis=1) <= 1e-12).all()
     assert (saved >= 0).all()
+
+
+def test_savings_are_the_slopes_of_the_lower_hull_and_none_where_watts_do_not_rise() -> None:
+    random = np.random.default_rng(1)
+    watts = np.cumsum(random.uniform(1, 50, (16, 40)), axis=0)
+    watts[:, 7] = 300.0
+    loss = random.uniform(0, 3, (16, 40))
+    saved = _saved(watts, loss)
+    for column in range(40):
+        if column == 7:
+            assert (saved[:, column] == 0).all()
+            continue
+        points = list(zip(watts[:, column], loss[:, column], strict=True))
+        for k in range(15):
+            least = [min((y - y0) / (x - x0) for x, y in points[k + 1 :]) for x0, y0 in points[: k + 1]]
+            assert saved[k, column] == max(-max(least), 0.0)
 
 
 def test_a_mean_lease_saves_nothing_above_the_mean_and_a_hard_one_does() -> None:
