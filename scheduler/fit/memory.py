@@ -40,7 +40,7 @@ those of what stands around the blocks. Processes that share sequences exchange 
 them twice. A fixed order keeps sums of gradients, and processes exchange the largest group's.
 
 All P are trained but those that `freeze` names, as far as their sizes are known from their names (`frozen`).
-The host also holds the model while it is made, and up to a gibibyte of it while the result is written. Beside all that a
+The host also holds the model while it is made, or of divided weights a part of it at a time, and up to a gibibyte of it while the result is written. Beside all that a
 pod's host needs HOST_RUNTIME_BYTES, and room for copies of the state in memory where the job asks for them. A test holds
 these formulas to the plan that the engine makes (`workloads/training/plan.py`, which must run without this package).
 """
@@ -71,6 +71,7 @@ _COPY_HEADER_BYTES, _RANDOM_STATE_BYTES, _PARITY_PIECE_BYTES, _PARITY_GRAIN = 2*
 _MIN_CHUNK, _MAX_CHUNK = 64 * 1024, 32 * 2**20
 _MIN_BLOCK, _MAX_BLOCK = 256 * 1024, 4 * 2**20
 _EXPORT_BYTES = 2**30
+_READ_BYTES = 16 * 2**20
 _SIGN_BYTES = 9  # of each element of a run whose direction is told
 _MAX_RUN = 16 * 2**20
 _MOST_LEAVES = 8
@@ -293,8 +294,19 @@ def memory(model: ModelShape, batch: BatchShape, mode: str, gang: Gang = ALONE) 
     )
     running = (own_state if offloaded else 0) + buffers + min(made, _EXPORT_BYTES) + _swapped(model, batch)
     if gang.ranks > 1 and gang.sharding == "parameters":
-        running += trained * weight  # the weights that are trained, gathered to be written
+        part = part_bytes(model, batch)
+        running += trained * weight if part is None else 0  # gathered to be written at once
+        made = made if part is None else min(made, part)
     return Footprint(device + activations(model, batch) + RUNTIME_BYTES, max(made, running))
+
+
+def part_bytes(model: ModelShape, batch: BatchShape) -> int | None:
+    """On the host of a process that keeps slices of the weights, while it takes them: two of the largest tensors, of which none
+    is larger than a block or the table. None: all weights, as the files of a model with experts are not read in parts."""
+    if model.experts:
+        return None
+    largest = max(model.layer_parameters, model.vocabulary * model.hidden)
+    return max(_READ_BYTES, 2 * largest * batch.weight_bytes)
 
 
 def keeping_none(batch: BatchShape) -> BatchShape:

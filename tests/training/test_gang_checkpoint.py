@@ -63,12 +63,10 @@ def go(ranks: Ranks, open_folder: Callable[[Path], CheckpointFolder], task: Task
         result = trainer.step(data)
         losses[result.step] = result.loss
     trainer.drain()
-    if task.target is None:
-        trainer.gather_whole()
     failed = ""
     if task.target is not None:
         failed = save(trainer, ranks, open_folder(task.target), task)
-    weights = {name: each.detach().clone() for name, each in trainer.model.named_parameters()}
+    weights = {name: whole.clone() for name, _, whole in trainer.weights()}
     trainer.close()
     return Outcome(losses, weights, passed_over, failed)
 

@@ -103,6 +103,17 @@ def test_divided_weights_are_refused_where_there_are_no_blocks_to_gather() -> No
         make_plan(replace(demand, sharding="gradients"), UNLIMITED, "resident")
 
 
+def test_divided_weights_start_without_the_whole_model_in_memory() -> None:
+    large = replace(DEMAND, ranks=8, sharding="parameters", activation_bytes=0)
+    beside_a_gpu = MemoryLimits(None, 0, device_is_host=False)
+    all_at_once, in_parts = (
+        lay_out(replace(large, part_bytes=part), beside_a_gpu, "resident", 0).phases["start"]
+        for part in (None, 8 * MIB)
+    )
+    assert all_at_once >= large.model_bytes
+    assert in_parts < large.model_bytes
+
+
 def test_a_gang_that_does_not_fit_is_told_to_divide_more() -> None:
     several = replace(DEMAND, ranks=4)
     least = {

@@ -107,7 +107,7 @@ def train(ranks: Ranks, documents: dict[str, dict[str, Any]], base: Path) -> dic
             with torch.no_grad():
                 said["evaluation"] = float(token_losses(trainer.model.eval(), tokens).mean())
         trainer.gather_whole()
-        weights = {key: each.detach().clone() for key, each in trainer.model.named_parameters()}
+        weights = {key: whole.clone() for key, _, whole in trainer.weights()}
         found[name] = losses, weights, said
         trainer.close()
     return found

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.dlpack import from_dlpack
 
 from busbar.workloads.training.errors import InvalidJob
+from busbar.workloads.training.first_weights import Stored
 from busbar.workloads.training.settings import Adapter
 
 FIELD = "spec.engine.adapter"
@@ -81,6 +82,24 @@ def _targets(layers: dict[str, nn.Module], adapter: Adapter) -> list[str]:
                 f"name some of {', '.join(exist)}, or leave it out for all of them",
             )
     return list(adapter.targets)
+
+
+def measure_magnitudes(model: nn.Module, stored: Stored) -> None:
+    """Make the magnitudes of a DoRA that was attached to a base without memory, matrix by matrix."""
+    from peft.tuners.lora import LoraLayer
+
+    for module in model.modules():
+        if not isinstance(module, LoraLayer) or _NAME not in module.lora_magnitude_vector:
+            continue
+        layer: Any = module
+        base, magnitudes = layer.get_base_layer(), layer.lora_magnitude_vector[_NAME]
+        with stored.whole(base.weight):
+            magnitudes.update_layer(
+                base_layer=base,
+                lora_A=layer.lora_A[_NAME].weight,
+                lora_B=layer.lora_B[_NAME].weight,
+                scaling=layer.scaling[_NAME],
+            )
 
 
 def merge_bytes(model: nn.Module) -> int:

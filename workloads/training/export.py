@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from busbar.workloads.training.chat import TEMPLATE
 from busbar.workloads.training.durable import fsync
 from busbar.workloads.training.settings import Adapter
 from busbar.workloads.training.tokenizer import save_tokenizer
+from busbar.workloads.training.weight_files import WeightFiles
 
 MARKERS = (
     "config.json",
@@ -42,6 +44,7 @@ def export(
     adapter: Adapter | None = None,
     confirm: Callable[[], object] = lambda: None,
     chat_template: str | None = None,
+    weights: Iterable[tuple[str, torch.Tensor]] | None = None,
 ) -> None:
     """Write weights, configs, tokenizer and `busbar.json` (what was trained, and its scores) to `output`.
 
@@ -52,6 +55,7 @@ def export(
         saved_tokenizer: the folder of the tokenizer, whose files are taken as they are (with the chat template).
         confirm: called before the old result is replaced; raises where it must not be.
         chat_template: in the place of the saved tokenizer's own.
+        weights: all parameters by their names, one after another; None: `model` has them.
     """
     from transformers.utils.logging import disable_progress_bar
 
@@ -63,7 +67,12 @@ def export(
         adapters.save(model, staging / ADAPTER if adapter.merge else staging)
     if adapter is None or adapter.merge:
         model = model if adapter is None else adapters.merged(model)
-        model.save_pretrained(staging, state_dict=_views(model), max_shard_size=SHARD_BYTES)  # type: ignore[operator]
+        save: Any = model.save_pretrained
+        if weights is None:
+            save(staging, state_dict=_views(model), max_shard_size=SHARD_BYTES)
+        else:
+            save(staging, state_dict={})  # configs
+            _write_in_turn(model, weights, staging)
     context = getattr(model.config, "max_position_embeddings", sequence)
     save_tokenizer(tokenizer, staging, int(context), saved_tokenizer)
     if chat_template is not None:
@@ -92,22 +101,41 @@ def _views(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
+def _write_in_turn(model: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor]], folder: Path) -> None:
+    """The weights as they come, each once, and the buffers that `model` has."""
+    tensors = dict(model.named_parameters())
+    shared = {name for name, _ in model.named_parameters(remove_duplicate=False)} - set(tensors)
+    buffers = {
+        name: value
+        for name, value in model.state_dict().items()
+        if name not in tensors and name not in shared
+    }
+    files = WeightFiles(folder, {**tensors, **buffers}, SHARD_BYTES)
+    for name, value in chain(buffers.items(), weights):
+        files.write(name, value)
+
+
+def writes_in_turn(model: Any) -> bool:
+    """Whether the files of a result hold the model's parameters as they are: `transformers` makes others of some models'."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    return not model._keys_to_ignore_on_save and not get_model_conversion_mapping(model, add_legacy=False)
+
+
 DIGEST_BYTES = 16 * 2**20
 
 
-def weights_digest(model: torch.nn.Module) -> str:
-    """SHA-256 over name and bytes of every trained parameter, in the order of their names."""
-    return _digest({name: each for name, each in model.named_parameters() if each.requires_grad})
-
-
 def frozen_digest(model: torch.nn.Module) -> str:
-    """The same of every parameter that is not trained."""
-    return _digest({name: each for name, each in model.named_parameters() if not each.requires_grad})
+    """Of every parameter that is not trained (see `digest_of`)."""
+    return digest_of(
+        (name, each) for name, each in sorted(model.named_parameters()) if not each.requires_grad
+    )
 
 
-def _digest(parameters: Mapping[str, torch.nn.Parameter]) -> str:
+def digest_of(parameters: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """SHA-256 over names and bytes, which come in the order of the names."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(parameters.items()):
+    for name, parameter in parameters:
         digest.update(name.encode() + b"\0")
         flat = parameter.detach().reshape(-1).view(torch.uint8)
         for start in range(0, flat.numel(), DIGEST_BYTES):

@@ -16,15 +16,14 @@ scalar tail of a vectorised loop, and tails may round differently.
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import nn
 
 from busbar.workloads.training.arena import Arena
+from busbar.workloads.training.first_weights import IN_MODEL, Source, without_memory
 from busbar.workloads.training.plan import GroupSize
 from busbar.workloads.training.settings import OPTIMIZER, PARAMETERS
 
@@ -171,8 +170,10 @@ def bind(
     *,
     gradients: bool = True,
     sums: torch.dtype | None = None,
+    source: Source = IN_MODEL,
 ) -> tuple[FlatGroup, ...]:
-    """Move the parameters into the arena, group by group, and give each a gradient view, where gradients are whole.
+    """Move the parameters into the arena from where `source` has them, group by group, and give each a gradient view, where
+    gradients are whole.
 
     Without `gradients` there are none at all; `sums` is their type (None: that of the weights). Of divided weights this
     rank's slices are kept, and the parameters refer to none (see `let_go`).
@@ -185,14 +186,15 @@ def bind(
         if divided:
             length = flat_weights.numel()
             for piece in group.pieces(rank * length, length):
-                source = piece.member.parameter.detach().reshape(-1)[piece.start :][: piece.length]
-                flat_weights[piece.offset :][: piece.length].copy_(source)
+                own = flat_weights[piece.offset :][: piece.length]
+                source.fill(own, piece.member.parameter, piece.start)
             let_go(group)
             continue
         for member in group.members:
             view = member.view(flat_weights)
-            view.copy_(member.parameter.detach())
+            source.fill(view.view(-1), member.parameter, 0)
             member.parameter.data = view
+    source.done()
     release_free_memory()  # before the gradients take theirs: at no time is there more than a copy of the weights
     parts = 1 if sharding == OPTIMIZER else ranks
     bound = []
@@ -207,22 +209,16 @@ def bind(
 
 
 def let_go(group: Group) -> None:
-    """Have the parameters refer to no weights: what reads them gets numbers that are none. They keep their shapes."""
+    """Have the parameters refer to no weights (see `without_memory`)."""
     for member in group.members:
-        weights = member.parameter.detach()
-        member.parameter.data = _nothing(weights.dtype, weights.device).expand(weights.shape)
+        without_memory(member.parameter)
 
 
-@cache
-def _nothing(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.full((), math.nan, dtype=dtype, device=device)
-
-
-def settle(parameters: Sequence[nn.Parameter], arena: Arena) -> None:
+def settle(parameters: Sequence[nn.Parameter], arena: Arena, source: Source = IN_MODEL) -> None:
     """Move parameters that are not trained into the arena."""
     for parameter in parameters:
         view = arena.carve("base", parameter.numel(), parameter.dtype).view(parameter.shape)
-        view.copy_(parameter.detach())
+        source.fill(view.view(-1), parameter, 0)
         parameter.data = view
     if parameters:
         release_free_memory()

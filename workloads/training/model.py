@@ -17,14 +17,24 @@ from busbar.workloads.training import documents, sequence_parallel, tiled_mlp
 from busbar.workloads.training.activations import peak_activation_bytes
 from busbar.workloads.training.block_slots import frozen_in_blocks, shares_blocks
 from busbar.workloads.training.division import FIXED, divide
+from busbar.workloads.training.drawing import Drawing
 from busbar.workloads.training.errors import InvalidJob, listed
+from busbar.workloads.training.export import writes_in_turn
+from busbar.workloads.training.first_weights import IN_MODEL, Drawn, Source, Stored, places_of
 from busbar.workloads.training.freeze import freeze, frozen
 from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.layer_drop import DroppedBlocks
-from busbar.workloads.training.plan import AGAIN, Demand, aligned
-from busbar.workloads.training.saved_model import FIELD, check_files, vectors
+from busbar.workloads.training.plan import AGAIN, DRAWN_ROOM, READ_BYTES, Demand, aligned
+from busbar.workloads.training.saved_model import FIELD, StoredTensor, check_files, stored_tensors, vectors
 from busbar.workloads.training.sequence_parallel import Imagined, SequencePart
-from busbar.workloads.training.settings import FLOAT32, TILED, ZEROTH_ORDER, Adapter, EngineSpec, LayerDrop
+from busbar.workloads.training.settings import (
+    FLOAT32,
+    TILED,
+    ZEROTH_ORDER,
+    Adapter,
+    EngineSpec,
+    LayerDrop,
+)
 from busbar.workloads.training.state_file import is_finite
 from busbar.workloads.training.tiled_loss import tile, token_losses
 
@@ -66,7 +76,53 @@ class ModelRecipe:
     def build(self) -> torch.nn.Module:
         """The model to train: saved weights, or new ones drawn from the seed. Raises InvalidJob."""
         torch.manual_seed(self.seed)
-        model = self.empty() if self.folder is None else self._load(self.folder)
+        return self._to_train(self.empty() if self.folder is None else self._load(self.folder))
+
+    def build_in_parts(self) -> tuple[torch.nn.Module, Source]:
+        """The same model without memory for its weights, and where these come from, a part at a time; or with all of them
+        where they are in files that only `transformers` can read. Raises InvalidJob."""
+        torch.manual_seed(self.seed)
+        if self.folder is None:
+            with Drawing() as drawing:
+                model = self.empty()
+            drawn = Drawn(drawing, model)
+            return self._to_train(model), drawn
+        model, places = self._without_weights(self.folder)
+        if places is None:
+            return self.build(), IN_MODEL
+        stored = Stored(self.folder, places)
+        model = self._to_train(model)
+        if self.adapter is not None and self.adapter.dora:
+            adapters.measure_magnitudes(model, stored)
+        return model, stored
+
+    def part_bytes(self, model: torch.nn.Module) -> int | None:
+        """Of the weights that `build_in_parts` has in memory at a time, of a `model` of these sizes; None: all."""
+        largest = max(each.numel() * each.itemsize for each in model.parameters())
+        if self.folder is None:
+            return DRAWN_ROOM * largest
+        if self._without_weights(self.folder)[1] is None:
+            return None
+        measured = self.adapter is not None and self.adapter.dora
+        return max(READ_BYTES, adapters.merge_bytes(model) if measured else 0)
+
+    def _without_weights(
+        self, folder: Path
+    ) -> tuple[torch.nn.Module, dict[torch.nn.Parameter, tuple[str, StoredTensor]] | None]:
+        """The saved model with its buffers alone, and where its files have its weights (see `places_of`)."""
+        from transformers.initialization import no_init_weights
+
+        with Drawing() as drawing:
+            with no_init_weights():
+                made: Any = self.empty()
+            for each in made.state_dict(keep_vars=True).values():
+                each._is_hf_initialized = True  # not drawn below, where other buffers are made
+            made.initialize_weights()
+            made.tie_weights()
+        Drawn(drawing, made)  # which takes the memory of the parameters
+        return made, places_of(made, stored_tensors(folder), self.dtype)
+
+    def _to_train(self, model: torch.nn.Module) -> torch.nn.Module:
         freeze(model, self.freeze)
         return self._as_asked(
             model if self.adapter is None else adapters.attach(model, self.adapter, self.seed)
@@ -309,6 +365,8 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device, 
         partial_sums=division.partial_sums,
         leaf_size=division.leaf_size,
         sharding=spec.sharding,
+        part_bytes=recipe.part_bytes(model) if ranks > 1 else None,
+        gathers_result=recipe.adapter is not None or not writes_in_turn(model),
         activations=spec.activations,
         schedule=spec.schedule,
         state=spec.state,

@@ -121,6 +121,15 @@ class PeerSlots:
                 for member in flat.group.members:
                     member.parameter.data = member.view(copy)
 
+    def read(self, parameter: nn.Parameter) -> torch.Tensor:
+        """A parameter's weights, until those of another block are gathered; all ranks read the same ones."""
+        for number, flat in self._by_number.items():
+            for member in flat.group.members:
+                if member.parameter is parameter:
+                    room = self._hold(number, forward=True).room
+                    return member.view(room[: _size(flat)].view(flat.weights.dtype))
+        return parameter.detach()
+
     def _through_a_slot(self, number: int, forward: Forward) -> Forward:
         moving = None if self._swap is None else partial(self._swap.moving, number)
 

@@ -32,8 +32,9 @@ copy of everything; two blocks are enough (see `capture`). `checkpoint.memory` t
 The host needs the most of what the phases of a run need (`MemoryPlan.phases`), D and H being the bytes above:
 
     preparation   tokenizer and one piece of text; tokens go to a file
-    start         the model as it was made, w P (and the base), and on a CPU the parameters that it moves into; after that, and
-                  not beside it, the rest of a step but its activations
+    start         the model as it was made, w P (and the base), and on a CPU the parameters that it moves into; of divided
+                  weights not all, but two of the largest drawn parameters, or a part of a file (see `first_weights`).
+                  After that, and not beside it, the rest of a step but its activations
     step          D (on a CPU) and H, and a piece of text that is tokenized beside it; the same while a snapshot is taken and
                   while a checkpoint is read
     evaluation    D and H, and the counts of n-grams; its activations are in `activations`
@@ -73,6 +74,8 @@ MAKING_TOKENS_BYTES = (
 )  # a piece of text while it is tokenized beside the first steps; 22 MiB were measured
 EVALUATION_BYTES = 80 * 2**20  # counts of n-grams, of which there are as many as held-out bytes at most
 EXPORT_BYTES = 2**30  # weights that are written at once
+READ_BYTES = 16 * 2**20  # of a saved model, of whose weights only slices are read, at a time
+DRAWN_ROOM = 2  # times the largest tensor is in memory while weights are drawn of which only slices are kept
 MIN_BLOCK, MAX_BLOCK = 256 * 1024, 4 * 2**20
 """Bytes of one snapshot buffer: small enough that it is written from the CPU's caches, and that little is left to do
 when the last one comes."""
@@ -133,6 +136,10 @@ class Demand:
     sharding: str = (
         OPTIMIZER  # what the ranks divide: optimizer | gradients | parameters, with what is before it
     )
+    part_bytes: int | None = (
+        None  # weights in host memory at a time while divided ones come into their slices; None: all of them
+    )
+    gathers_result: bool = False  # where weights are divided: rank 0 needs all that it writes at once
     activations: str = AUTO
     recompute_bytes: int | None = None  # `activation_bytes` when they are recomputed; None: they cannot be
     swap_bytes: int | None = None  # the same when inputs of blocks are on the host; None: they cannot be
@@ -161,6 +168,13 @@ class Demand:
     def model_bytes(self) -> int:
         """All weights, as they are when the model was made."""
         return self.parameters * self.weight_bytes + self.frozen_bytes
+
+    @property
+    def made_bytes(self) -> int:
+        """Of the weights that are in host memory at a time before they are where they stay."""
+        if self.divided != PARAMETERS or self.part_bytes is None:
+            return self.model_bytes
+        return min(self.part_bytes, self.model_bytes)
 
     @property
     def result_bytes(self) -> int:
@@ -270,6 +284,7 @@ class MemoryPlan:
     sharding: str = OPTIMIZER  # what `ranks` divide among them
     sequence: int = 1  # of them share each sequence
     ranks: int = 1
+    gathers_result: bool = False  # rank 0 needs all at once of the divided weights that it writes
 
     @property
     def device_bytes(self) -> int:
@@ -377,7 +392,7 @@ def lay_out(
         sum(host.values()) + own_checkpoint_bytes(demand) + copy_bytes(demand),
     )
     device["staging"] += more * staged
-    made = demand.model_bytes  # before it moves into the arena
+    made = demand.made_bytes  # before it moves into the arena
     return assemble(
         demand,
         limits,
@@ -398,6 +413,7 @@ def lay_out(
             sequence=demand.sequence,
             ranks=demand.ranks,
             state=demand.state,
+            gathers_result=demand.gathers_result,
         ),
         made + (weights + device.get("slots", 0) + demand.frozen_bytes if limits.device_is_host else 0),
     )
@@ -479,7 +495,7 @@ def assemble(demand: Demand, limits: MemoryLimits, placed: MemoryPlan, moving: i
     }
     if placed.weight_slots:
         beside["export"] += demand.merge_bytes
-    if placed.sharding == PARAMETERS:
+    if placed.sharding == PARAMETERS and demand.gathers_result:
         beside["export"] += demand.group_bytes(1, demand.weight_bytes)  # whole on rank 0
     own = own_checkpoint_bytes(demand)
     block = block_bytes(own)

@@ -336,6 +336,7 @@ def demand_of(
         exchanged_parts,
         forward_activations,
         logit_rows,
+        part_bytes,
         swapped_activations,
     )
     from busbar.workloads.training import adapter_size
@@ -374,6 +375,8 @@ def demand_of(
         frozen_bytes=sum(frozen.values()) * batch.weight_bytes,
         frozen_in_blocks={part: size * batch.weight_bytes for part, size in frozen.items() if part in blocks},
         writes_frozen=bool(batch.freeze),
+        part_bytes=part_bytes(shape, batch),
+        gathers_result=adapter is not None or part_bytes(shape, batch) is None,
         activations=batch.activations,
         recompute_bytes=recomputed,
         swap_bytes=swapped,

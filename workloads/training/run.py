@@ -12,6 +12,7 @@ import math
 import os
 import platform
 import traceback
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +42,8 @@ from busbar.workloads.training.status import Status
 from busbar.workloads.training.world import ALONE, PATIENT, Patience, World
 
 if TYPE_CHECKING:
+    import torch
+
     from busbar.workloads.training.corpus import Corpus
     from busbar.workloads.training.gang import Together
     from busbar.workloads.training.memory_copy import MemoryCopies
@@ -80,6 +83,7 @@ class Run:
     ] = ()  # the runs of several adapters; this one is the first of them then (see `several`)
 
 
+EXPORT_PASSES = 2  # through the weights: they are checked and told apart by a digest, and then written
 _AGAIN = (CheckpointError, OutOfArena, RankLost, RanksDiffer)  # another attempt may go better
 
 
@@ -178,6 +182,10 @@ class Session:
                 trainer.gather_whole()
                 if together.first:
                     self._export(trainer, prepared, evaluation)
+                elif trainer.writes_in_turn:
+                    for _ in range(EXPORT_PASSES):  # of rank 0, which reads the weights from all ranks
+                        for _ in trainer.weights():
+                            pass
             if together.first:
                 together.tell("over")
             else:
@@ -556,16 +564,9 @@ class Session:
         return document
 
     def _export(self, trainer: Trainer, prepared: Prepared, evaluation: dict[str, Any] | None) -> None:
-        from busbar.workloads.training.export import export, weights_digest
-        from busbar.workloads.training.state_file import is_finite
+        from busbar.workloads.training.export import digest_of, export
 
-        for name, parameter in trainer.model.named_parameters():
-            if not is_finite(parameter.detach()):
-                raise Diverged(
-                    f"{name} holds numbers that are not finite: no result is written, an earlier one stays. "
-                    "Lower optimizer.learningRate, or set optimizer.gradientClip"
-                )
-        self.fingerprint["weights"] = weights_digest(trainer.model)
+        self.fingerprint["weights"] = digest_of(_finite(trainer))
         self.status.update(fingerprint=self.fingerprint)
         self.fence.check()
         self._phase("Saving", f"writing the model to {self.places.output}")
@@ -591,4 +592,19 @@ class Session:
             self.spec.adapter,
             self.fence.check,
             self.spec.data.chat_template,
+            ((name, whole) for name, _, whole in trainer.weights()) if trainer.writes_in_turn else None,
         )
+
+
+def _finite(trainer: Trainer) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights that are trained, in the order of their names. Raises Diverged where some are not finite."""
+    from busbar.workloads.training.state_file import is_finite
+
+    for name, parameter, whole in trainer.weights():
+        if not is_finite(whole):
+            raise Diverged(
+                f"{name} holds numbers that are not finite: no result is written, an earlier one stays. "
+                "Lower optimizer.learningRate, or set optimizer.gradientClip"
+            )
+        if parameter.requires_grad:
+            yield name, whole

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from busbar.workloads.training.errors import InvalidJob, listed
@@ -17,6 +18,16 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FIELD = "spec.engine.model.uri"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _SAVE_AGAIN = "save the model again with save_pretrained, and copy the whole folder"
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a file has a tensor."""
+
+    file: Path
+    dtype: str  # in safetensors' words, such as BF16
+    shape: tuple[int, ...]
+    start: int  # bytes
 
 
 def check_files(folder: Path) -> None:
@@ -40,9 +51,13 @@ def check_files(folder: Path) -> None:
 
 def vectors(folder: Path) -> set[str]:
     """Names of the tensors with fewer than two dimensions: of these old versions saved some that nothing reads."""
+    return {name for name, tensor in stored_tensors(folder).items() if len(tensor.shape) < 2}
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """All tensors of a saved model, by name."""
     shards = [SINGLE] if (folder / SINGLE).is_file() else list(_index(folder / INDEX))
-    shapes = [_tensors(folder / shard) for shard in shards]
-    return {name for tensors in shapes for name, dimensions in tensors.items() if dimensions < 2}
+    return {name: tensor for shard in shards for name, tensor in _tensors(folder / shard).items()}
 
 
 def weights_identity(folder: Path) -> str:
@@ -79,8 +94,8 @@ def _index(path: Path) -> dict[str, set[str]]:
         raise InvalidJob(FIELD, f"{path} is not an index of weights: {problem!r}", _SAVE_AGAIN) from problem
 
 
-def _tensors(path: Path) -> dict[str, int]:
-    """Dimensions of the tensors in a file whose header accounts for all of its bytes."""
+def _tensors(path: Path) -> dict[str, StoredTensor]:
+    """The tensors in a file whose header accounts for all of its bytes."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -92,7 +107,12 @@ def _tensors(path: Path) -> dict[str, int]:
         needed = 8 + length + max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
         if needed != size:
             raise ValueError(f"it has {size} bytes of {needed}")
-        return {name: len(entry["shape"]) for name, entry in header.items()}
+        return {
+            name: StoredTensor(
+                path, str(entry["dtype"]), tuple(entry["shape"]), 8 + length + int(entry["data_offsets"][0])
+            )
+            for name, entry in header.items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
         raise InvalidJob(
             FIELD, f"{path} is not a whole safetensors file: {problem}", _SAVE_AGAIN

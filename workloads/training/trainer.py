@@ -32,6 +32,7 @@ from busbar.workloads.training.activations import LiveBytes, known_tensors
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.block_slots import BlockSlots
 from busbar.workloads.training.division import FIXED, divide
+from busbar.workloads.training.first_weights import IN_MODEL, Source
 from busbar.workloads.training.freeze import frozen
 from busbar.workloads.training.gates import Gates
 from busbar.workloads.training.gradient_shards import GradientShards
@@ -49,7 +50,7 @@ from busbar.workloads.training.plan import AGAIN, SWAP, MemoryPlan
 from busbar.workloads.training.ranks import Alone, Ranks
 from busbar.workloads.training.recompute import recompute_blocks
 from busbar.workloads.training.sequence_parallel import SequencePart, dividing
-from busbar.workloads.training.settings import OPTIMIZER, ZEROTH_ORDER, EngineSpec
+from busbar.workloads.training.settings import OPTIMIZER, PARAMETERS, ZEROTH_ORDER, EngineSpec
 from busbar.workloads.training.snapshot import Snapshot
 from busbar.workloads.training.spread import Spread
 from busbar.workloads.training.step_clock import StepClock
@@ -103,7 +104,11 @@ class Trainer:
         the others); `scratch` is the folder for state on disk."""
         ranks = ranks or Alone()
         self.spec, self.plan, self.device = spec, plan, device
-        self.model = recipe.build()  # on the host; the arenas take their memory as it moves out
+        source: Source = IN_MODEL
+        if plan.sharding == PARAMETERS:
+            self.model, source = recipe.build_in_parts()
+        else:
+            self.model = recipe.build()  # on the host; the arenas take their memory as it moves out
         self.device_arena = Arena("device", plan.device, device, reserved=("activations",))
         self.host_arena = Arena("host", plan.host, torch.device("cpu"), reserved=("copies",))
         if device.type == "cuda":
@@ -117,7 +122,7 @@ class Trainer:
             self.streams = self.link.streams
         home = self.host_arena if streamed else self.device_arena  # of weights and gradients
         if not streamed:
-            settle(frozen(self.model), home)
+            settle(frozen(self.model), home, source)
         groups = make_groups(self.model, ranks.size)
         zeroth_order = spec.optimizer.name == ZEROTH_ORDER
         self.groups = bind(
@@ -129,6 +134,7 @@ class Trainer:
             plan.sharding,
             gradients=not zeroth_order,
             sums=recipe.gradient_dtype,
+            source=source,
         )
         _move_buffers(self.model, device)
         self.clock = StepClock(device)
@@ -345,9 +351,22 @@ class Trainer:
                 run_forward(self.model, tokens)
         self.gates.reach_all()
 
+    @property
+    def writes_in_turn(self) -> bool:
+        """Whether whole weights are there one after another only, while all ranks go through `weights`."""
+        return self.peers is not None and not self.plan.gathers_result
+
+    def weights(self) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor]]:
+        """All parameters in the order of their names, with their weights, which are whole until the next one comes."""
+        for name, parameter in sorted(self.model.named_parameters()):
+            whole = parameter.detach()
+            if self.writes_in_turn and self.peers is not None:
+                whole = self.peers.read(parameter)
+            yield name, parameter, whole
+
     def gather_whole(self) -> None:
-        """Have the model hold whole weights on rank 0, after the last step; all ranks of a gang call it."""
-        if self.peers is not None:
+        """Have the model hold whole weights on rank 0, after the last step, if it writes them so; all ranks call it."""
+        if self.peers is not None and self.plan.gathers_result:
             beside_others = self.device if self.spec.adapter is not None else torch.device("cpu")
             self.peers.whole(beside_others if self.groups[0].rank == 0 else None)
 
