@@ -14,7 +14,8 @@ and a step has these exchanges, with R micro-batches of the process that has the
     parameters   R                      around the blocks 1; of a block 2 R, but for those that are still there: the last block
                                         when backward begins, and the first when the next micro-batch does
 
-They do not depend on the order in which gradients are added up. An exchange takes a latency and its bytes over a rate; the
+With the weights of a block those are exchanged that are not trained, where weights are divided.
+Exchanges do not depend on the order in which gradients are added up. An exchange takes a latency and its bytes over a rate; the
 probe of the training engine measures both, and `stated` makes them of what a person says of a network. Which of the
 exchanges run beside the passes `timeline` counts.
 
@@ -74,6 +75,8 @@ class Part:
 
     parameters: int
     is_block: bool
+    frozen_bytes: int = 0
+    """Of a block, weights that are not trained, if they are divided and exchanged with the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ def sent_bytes(parts: Sequence[Part], sharing: Sharing) -> int:
     """That each process hands over in a step."""
     return sum(
         found.gradients * _sent(part, sharing, sharing.gradient_bytes)
-        + (found.first_weights + found.later_weights) * _sent(part, sharing, sharing.weight_bytes)
+        + (found.first_weights + found.later_weights) * _sent_weights(part, sharing)
         for part, found in zip(parts, counts(parts, sharing), strict=True)
     )
 
@@ -150,7 +153,7 @@ def exchanges(parts: Sequence[Part], sharing: Sharing, links: Links) -> list[Exc
     made = []
     for part, found in zip(parts, counts(parts, sharing), strict=True):
         gradients_s = found.gradients * links.gradients.seconds(_sent(part, sharing, sharing.gradient_bytes))
-        weights_s = links.weights.seconds(_sent(part, sharing, sharing.weight_bytes))
+        weights_s = links.weights.seconds(_sent_weights(part, sharing))
         inside_s, behind_s = (0.0, gradients_s) if sharing.sharding == OPTIMIZER else (gradients_s, 0.0)
         made.append(
             Exchanges(inside_s + found.later_weights * weights_s, found.first_weights * weights_s, behind_s)
@@ -204,6 +207,11 @@ def among_neighbours(
         abroad = (neighbours - inside) / (neighbours - 1)
         rates.append(network_bytes_per_s / (per_pod * abroad))
     return Link(LATENCY_S, min(rates, default=host_bytes_per_s))
+
+
+def _sent_weights(part: Part, sharing: Sharing) -> int:
+    own = part.frozen_bytes // sharing.ranks
+    return _sent(part, sharing, sharing.weight_bytes) + (sharing.ranks - 1) * own
 
 
 def _sent(part: Part, sharing: Sharing, element: int) -> int:

@@ -35,8 +35,8 @@ A zeroth-order run has no gradients and no moments, keeps no activations, and in
 has moved copies of the largest block's weights and of those around the blocks.
 
 Over the N processes of a gang (`Gang`) the optimizer is s T / N, and so are the chunks and the buffers. Gradients are
-g T / N where they are divided, the weights that are trained as well where those are, beside the largest block's and
-those of what stands around the blocks. Processes that share sequences exchange a micro-batch's queries, and have room for
+g T / N where they are divided; where weights are, those that are trained and those of blocks are w / N, beside the largest
+block's and the trained ones of what stands around the blocks. Processes that share sequences exchange a micro-batch's queries, and have room for
 them twice. A fixed order keeps sums of gradients, and processes exchange the largest group's.
 
 All P are trained but those that `freeze` names, as far as their sizes are known from their names (`frozen`).
@@ -295,7 +295,8 @@ def memory(model: ModelShape, batch: BatchShape, mode: str, gang: Gang = ALONE) 
     running = (own_state if offloaded else 0) + buffers + min(made, _EXPORT_BYTES) + _swapped(model, batch)
     if gang.ranks > 1 and gang.sharding == "parameters":
         part = part_bytes(model, batch)
-        running += trained * weight if part is None else 0  # gathered to be written at once
+        if part is None:  # gathered to be written at once
+            running += (trained + _frozen_inside(model, batch)) * weight
         made = made if part is None else min(made, part)
     return Footprint(device + activations(model, batch) + RUNTIME_BYTES, max(made, running))
 
@@ -354,8 +355,15 @@ def _weights_and_gradients(model: ModelShape, batch: BatchShape, gang: Gang) -> 
         return made + gradients * sums + exchanged
     gradients = gradients // gang.ranks * sums + (gradients if gang.keeps_leaves(batch) else 0)
     if gang.sharding == "parameters":
-        made += (trained // gang.ranks - trained + block + sum(outer)) * weight
+        divided = trained + _frozen_inside(model, batch)
+        made += (divided // gang.ranks - divided + model.layer_parameters + sum(outer)) * weight
     return made + gradients + exchanged + largest
+
+
+def _frozen_inside(model: ModelShape, batch: BatchShape) -> int:
+    """Parameters of blocks that are not trained."""
+    frozen = frozen_parts(model, batch.freeze)
+    return sum(size for part, size in frozen.items() if part.startswith("block-"))
 
 
 def _outer(model: ModelShape, batch: BatchShape) -> tuple[int, int]:

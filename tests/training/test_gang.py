@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,30 @@ def test_a_gang_that_was_killed_goes_on_with_divided_weights(alone: Path, tmp_pa
     assert_same_result(claims, alone)
     assert evaluation(claims) == evaluation(alone)
     assert "weights, gradients and the optimizer's state among 2 ranks" in again.log(1)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [{"freeze": ["model.layers.0.*", "lm_head.*"]}, {"adapter": {"rank": 4, "merge": True}}],
+    ids=["frozen parts", "merged adapter"],
+)
+def test_divided_weights_that_are_not_trained_are_in_the_result_of_a_gang_that_was_killed(
+    part: dict[str, Any], alone: Path, tmp_path: Path
+) -> None:
+    """Of a saved model, of which each rank reads its slices; the result is that of one process, bit for bit."""
+    saved = {"model": {"uri": "pvc://base"}, "tokenizer": {"uri": "pvc://base"}, **part}
+    one, claims = (with_text(tmp_path / name) for name in ("one", "gang"))
+    for folder in (one, claims):
+        shutil.copytree(alone / "out/model", folder / "base", ignore=shutil.ignore_patterns("checkpoints"))
+    assert train_in_a_process(manifest(**{**WIDE, **saved}), one) == 0
+    exchange = Point("gradient_shards:GradientShards", "_exchange", 48)
+    document = divided("parameters", **saved)
+    assert start_gang([document] * 2, claims, {1: exchange}).exit_codes() == [1, -signal.SIGKILL]
+    again = start_gang([document] * 2, claims, {})
+    assert again.exit_codes() == [0, 0], again.log(0)
+    assert again.status(0)["replayMismatches"] == 0
+    assert_same_result(claims, one)
+    assert evaluation(claims) == evaluation(one)
 
 
 def test_a_gang_that_shares_sequences_resumes_to_the_same_bits_after_a_kill(

@@ -94,13 +94,34 @@ def test_divided_weights_are_refused_where_there_are_no_blocks_to_gather() -> No
     several = replace(DEMAND, ranks=2, sharding="parameters")
     for demand, said in (
         (replace(several, shared_blocks=True), "blocks of this model have weights in common"),
-        (replace(several, groups=DEMAND.groups[:1]), "no block of this model has weights that are trained"),
+        (replace(several, groups=DEMAND.groups[:1]), "no block of this model has weights of its own"),
     ):
         with pytest.raises(
             InvalidJob, match=f"parallelism.sharding: parameters is not possible here: {said}"
         ):
             make_plan(demand, UNLIMITED, "resident")
         make_plan(replace(demand, sharding="gradients"), UNLIMITED, "resident")
+
+
+def test_weights_of_blocks_that_are_not_trained_are_divided_too() -> None:
+    """An adapter: what each block has of the base is on the ranks in slices, and once whole in the slot; what is around them
+    is whole, as without."""
+    inside = {f"block-{index}": 12 * MIB for index in range(16)}
+    adapter = replace(
+        DEMAND,
+        groups=tuple(GroupSize(name, 1024 * 8) for name in inside),
+        frozen_bytes=20 * MIB + sum(inside.values()),
+        frozen_in_blocks=inside,
+        ranks=4,
+    )
+    whole, divided = (
+        make_plan(replace(adapter, sharding=sharding), UNLIMITED, "resident").device
+        for sharding in ("gradients", "parameters")
+    )
+    assert whole["base"] == 20 * MIB + 16 * 12 * MIB
+    assert divided["base"] == 20 * MIB + 16 * 3 * MIB
+    assert divided["slots"] == 12 * MIB + 4 * 1024 * 8
+    assert "slots" not in whole
 
 
 def test_divided_weights_start_without_the_whole_model_in_memory() -> None:

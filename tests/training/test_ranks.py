@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,21 @@ DIVIDED: dict[str, dict[str, Any]] = {  # what the ranks divide beside the optim
     "parameters, frozen first block and table": case(
         freeze=["lm_head.*", "model.layers.0.*"], parallelism={**FIXED, "sharding": "parameters"}
     ),
+    "parameters, frozen matrices and end, bfloat16, recomputed, rows with nothing to learn": case(
+        freeze=["*.q_proj.*", "model.layers.2.*", "model.norm.*", "lm_head.*"],
+        model={"config": {**LLAMA, "num_hidden_layers": 3, "tie_word_embeddings": False}},
+        seed=11,
+        dtype="bfloat16",
+        activations="recompute",
+        parallelism={**FIXED, "sharding": "parameters"},
+    ),
+    "parameters, frozen middle, two micro-batches a leaf, rows with nothing to learn": case(
+        freeze=["model.layers.1.*"],
+        model={"config": {**LLAMA, "num_hidden_layers": 3}},
+        batch={"sequences": 16, "microBatch": 1},
+        seed=11,
+        parallelism={**FIXED, "sharding": "parameters"},
+    ),
 }
 TILES: dict[str, dict[str, Any]] = {
     f"{sharding}, tiles, rows with nothing to learn": case(
@@ -154,6 +171,16 @@ ADAPTER = case(
     tokenizer={"uri": "pvc://base"},
     adapter={"rank": 4, "dropout": 0.1, "targets": ["q_proj", "v_proj"]},
 )
+DIVIDED_BASES: dict[str, dict[str, Any]] = {  # adapters of a base of which each rank has a slice
+    "LoRA": {**ADAPTER, "parallelism": {**FIXED, "sharding": "parameters"}},
+    "DoRA, recomputed, rows with nothing to learn": {
+        **ADAPTER,
+        "adapter": {"rank": 4, "dropout": 0.1, "dora": True, "targets": ["o_proj", "down_proj"]},
+        "activations": "recompute",
+        "seed": 11,
+        "parallelism": {**FIXED, "sharding": "parameters"},
+    },
+}
 FAST = {"batch": EIGHT, "parallelism": {"order": "fast"}, "mode": "resident"}
 FAST_DIVIDED = {"batch": {"sequences": 7, "microBatch": 1}, "mode": "resident"}  # one rank has fewer
 
@@ -250,6 +277,8 @@ def facts(trainer: Trainer) -> dict[str, int]:
         "device": trainer.device_arena.capacity_bytes,
         "host": trainer.host_arena.capacity_bytes,
         "peak": trainer.device_arena.peak_bytes,
+        "base": trainer.device_arena.peak.get("base", 0),
+        "planned base": plan.device.get("base", 0),
     }
 
 
@@ -262,6 +291,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make: Any = AutoModelForCausalLM.from_config
     make(AutoConfig.for_model(given.pop("model_type"), **given)).save_pretrained(folder)
     return folder
+
+
+def is_frozen(document: dict[str, Any], key: str) -> bool:
+    tied = document["model"]["config"].get("tie_word_embeddings", True)
+    names = [key, "lm_head.weight"] if tied and key == "model.embed_tokens.weight" else [key]
+    return any(fnmatchcase(each, pattern) for each in names for pattern in document.get("freeze", ()))
 
 
 def plainly(name: str, document: dict[str, Any]) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -285,9 +320,7 @@ def plainly(name: str, document: dict[str, Any]) -> tuple[list[float], dict[str,
         leaves=min(8, parts & -parts),
         begin=begin,
         updated=lambda optimizer: reduce_moments(optimizer, document.get("state", EXACT)),
-        frozen=lambda key: (
-            "freeze" in document and key.startswith(("model.embed_tokens.", "model.layers.0."))
-        ),
+        frozen=partial(is_frozen, document),
         wide=document.get("gradientSums") == "float32",
         scales=scales_of(document),
         spoil=spoil if "not finite" in name else lambda step, model: None,
@@ -299,7 +332,8 @@ def plainly(name: str, document: dict[str, Any]) -> tuple[list[float], dict[str,
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory, base: Path) -> list[Any]:
-    documents = {**CASES, **DIVIDED, **TILES, "adapter": ADAPTER, "fast": engine(steps=STEPS, **FAST)}
+    documents = {**CASES, **DIVIDED, **TILES, **DIVIDED_BASES, "adapter": ADAPTER}
+    documents["fast"] = engine(steps=STEPS, **FAST)
     for sharding in SHARDINGS:
         documents[f"fast, {sharding}"] = engine(
             steps=STEPS, parallelism={"sharding": sharding}, **FAST_DIVIDED
@@ -309,7 +343,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, base: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory, base: Path) -> list[Any]:
-    documents = {**CASES, **DIVIDED, **TILES, "adapter": ADAPTER}
+    documents = {**CASES, **DIVIDED, **TILES, **DIVIDED_BASES, "adapter": ADAPTER}
     return run_gang(4, train_in_gang, (documents, base), tmp_path_factory.mktemp("four"))
 
 
@@ -340,6 +374,26 @@ def test_tiles_have_the_same_bits_on_one_two_and_four_ranks(
         for found in world:
             assert found[name][0] == alone[0]
             assert all(torch.equal(found[name][1][key], alone[1][key]) for key in alone[1])
+
+
+@pytest.mark.parametrize("name", DIVIDED_BASES)
+def test_an_adapter_of_a_divided_base_has_the_bits_of_one_process(
+    name: str, two: list[Any], four: list[Any], base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks train what one does, and of the base each has its slices of the blocks, and what is around them."""
+    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    alone = train(Alone(), {name: DIVIDED_BASES[name]}, base)[name]
+    around = 4 * (VOCABULARY + 1) * LLAMA["hidden_size"]
+    for ranks, world in ((2, two), (4, four)):
+        for rank, found in enumerate(world):
+            losses, weights, said, norms = found[name]
+            assert (losses, norms) == (alone[0], alone[3])
+            trained = [key for key in weights if "lora" in key]
+            assert trained
+            if rank == 0:  # which has gathered them
+                assert all(torch.equal(weights[key], alone[1][key]) for key in trained)
+            assert said["base"] - around == pytest.approx((alone[2]["base"] - around) / ranks, rel=0.01)
+            assert said["base"] == said["planned base"]
 
 
 def test_an_adapter_has_the_same_bits_on_one_two_and_four_ranks(
@@ -429,7 +483,9 @@ def test_ranks_hand_over_what_the_formula_says(two: list[Any]) -> None:
 
 def test_no_rank_has_more_than_its_plan(four: list[Any]) -> None:
     assert all(
-        found[name][2]["peak"] <= found[name][2]["device"] for found in four for name in [*CASES, *DIVIDED]
+        found[name][2]["peak"] <= found[name][2]["device"]
+        for found in four
+        for name in [*CASES, *DIVIDED, *DIVIDED_BASES]
     )
 
 

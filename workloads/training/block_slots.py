@@ -29,7 +29,7 @@ from torch import nn
 
 from busbar.workloads.machine.streams import Event, Streams
 from busbar.workloads.training.arena import Arena
-from busbar.workloads.training.groups import FlatGroup, blocks, settle
+from busbar.workloads.training.groups import FlatGroup, blocks, frozen_outside, settle
 from busbar.workloads.training.input_swap import InputSwap
 from busbar.workloads.training.plan import MemoryPlan, aligned
 from busbar.workloads.training.recompute import run_again_in_backward
@@ -98,7 +98,7 @@ class BlockSlots:
         self._blocks = [
             _block(block, by_name.get(f"block-{number}"), groups, host) for number, block in enumerate(inner)
         ]
-        settle(_frozen_outside(model, inner), device)
+        settle(frozen_outside(model), device)
         self._outer = {
             index: _outer(flat, device) for index, flat in enumerate(groups) if not flat.group.size.is_block
         }
@@ -371,8 +371,3 @@ def _outer(flat: FlatGroup, device: Arena) -> _Outer:
     if flat.has_whole_gradients:
         gradients = device.carve("gradients", elements, flat.gradients.dtype)
     return _Outer(flat, _trained(flat), copy, gradients)
-
-
-def _frozen_outside(model: nn.Module, inner: Sequence[nn.Module]) -> list[nn.Parameter]:
-    inside = {id(parameter) for block in inner for parameter in block.parameters()}
-    return [each for each in model.parameters() if not each.requires_grad and id(each) not in inside]

@@ -125,13 +125,6 @@ def writes_in_turn(model: Any) -> bool:
 DIGEST_BYTES = 16 * 2**20
 
 
-def frozen_digest(model: torch.nn.Module) -> str:
-    """Of every parameter that is not trained (see `digest_of`)."""
-    return digest_of(
-        (name, each) for name, each in sorted(model.named_parameters()) if not each.requires_grad
-    )
-
-
 def digest_of(parameters: Iterable[tuple[str, torch.Tensor]]) -> str:
     """SHA-256 over names and bytes, which come in the order of the names."""
     digest = hashlib.sha256()

@@ -44,9 +44,11 @@ class GradientShards:
         arena: Arena,
         model: nn.Module,
         before_backward: Callable[[int], object] = lambda index: None,
+        passed_by: Callable[[int], object] = lambda index: None,
     ) -> None:
-        """`before_backward` is called with the index of each group, when the gradients behind it are exchanged."""
-        self._before_backward = before_backward
+        """`before_backward` is called with the index of each group, when the gradients behind it are exchanged; `passed_by`
+        before that, where only other ranks make the backward pass."""
+        self._before_backward, self._passed_by = before_backward, passed_by
         self._ranks, self._division, self._groups = ranks, division, groups
         self._fixed = division.order == FIXED
         dtype = groups[0].gradients.dtype
@@ -83,7 +85,8 @@ class GradientShards:
 
     def pass_by(self) -> None:
         """Take part in a backward pass that the other ranks make, and this one does not."""
-        for index in reversed(range(len(self._groups) - 1)):
+        for index in reversed(range(len(self._groups))):
+            self._passed_by(index)
             self._arrive(index)
 
     def _arrive(self, index: int) -> None:
@@ -157,19 +160,23 @@ def watch_backward(model: nn.Module, groups: Sequence[FlatGroup], reached: Calla
     inner = blocks(model)
     by_name = {flat.group.name: index for index, flat in enumerate(groups)}
 
-    def when_there(given: object, index: int) -> None:
-        found = (leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
-        if torch.is_grad_enabled() and (first := next(found, None)) is not None:
-            first.register_hook(lambda gradient: _nothing(reached(index)))  # type: ignore[no-untyped-call]
-
     for number, block in enumerate(inner):
         if (index := by_name.get(f"block-{number}")) is not None:
-            block.register_forward_hook(partial(_after, partial(when_there, index=index)))
+            when_backward_comes(block, partial(reached, index))
     if inner and "embedding" in by_name:
-        index = by_name["embedding"]
-        inner[0].register_forward_pre_hook(
-            partial(_before, partial(when_there, index=index)), with_kwargs=True
-        )
+        came = partial(_when_there, partial(reached, by_name["embedding"]))
+        inner[0].register_forward_pre_hook(partial(_before, came), with_kwargs=True)
+
+
+def when_backward_comes(block: nn.Module, call: Callable[[], object]) -> None:
+    """Call it when the gradient of a block's output is there."""
+    block.register_forward_hook(partial(_after, partial(_when_there, call)))
+
+
+def _when_there(call: Callable[[], object], given: object) -> None:
+    found = (leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
+    if torch.is_grad_enabled() and (first := next(found, None)) is not None:
+        first.register_hook(lambda gradient: _nothing(call()))  # type: ignore[no-untyped-call]
 
 
 def _before(call: Callable[[Any], object], module: nn.Module, args: Any, kwargs: Any) -> None:

@@ -6,7 +6,7 @@ each; tied weights appear once, where they are registered first.
 
 Over several ranks each updates one slice of every group, and keeps the optimizer's state of that slice alone. With
 gradients divided too it keeps the slice of the gradients alone, and they have no views (see `gradient_shards`); with
-weights divided, that of the weights too (see `peer_slots`).
+weights divided, that of the weights too, and of what is not trained in the blocks (see `peer_slots`).
 
 Within a group every parameter starts at a multiple of 1024 elements, and so does every rank's slice. Chunks are cut at such multiples, so
 that a parameter's pieces see the same vector lanes as the whole parameter would: cutting elsewhere moves the
@@ -24,7 +24,7 @@ from torch import nn
 
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.first_weights import IN_MODEL, Source, without_memory
-from busbar.workloads.training.plan import GroupSize
+from busbar.workloads.training.plan import GroupSize, aligned, sliced
 from busbar.workloads.training.settings import OPTIMIZER, PARAMETERS
 
 GRAIN = 1024
@@ -222,6 +222,64 @@ def settle(parameters: Sequence[nn.Parameter], arena: Arena, source: Source = IN
         parameter.data = view
     if parameters:
         release_free_memory()
+
+
+def frozen_outside(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters around the blocks that are not trained."""
+    inside = {id(parameter) for block in blocks(model) for parameter in block.parameters()}
+    return [each for each in model.parameters() if not each.requires_grad and id(each) not in inside]
+
+
+@dataclass(frozen=True)
+class FrozenBlock:
+    """The weights of a block that are not trained, of whose bytes this rank has a slice."""
+
+    parameters: tuple[tuple[nn.Parameter, int], ...]  # and where each begins
+    own: torch.Tensor  # uint8
+    ranks: int
+
+    @property
+    def size(self) -> int:
+        """Bytes on all ranks together."""
+        return self.own.numel() * self.ranks
+
+    def view(self, parameter: nn.Parameter, start: int, whole: torch.Tensor) -> torch.Tensor:
+        """A parameter's part of the bytes of the whole block."""
+        size = parameter.numel() * parameter.itemsize
+        return whole[start:][:size].view(parameter.dtype).view(parameter.shape)
+
+
+def divide_frozen(
+    model: nn.Module, arena: Arena, source: Source, rank: int, ranks: int
+) -> dict[int, FrozenBlock]:
+    """Move this rank's slices of what is not trained in the blocks into the arena, by the blocks' numbers; the parameters
+    refer to none then."""
+    found = {}
+    for number, block in enumerate(blocks(model)):
+        placed, size = [], 0
+        for parameter in block.parameters():
+            if not parameter.requires_grad:
+                placed.append((parameter, size))
+                size += aligned(parameter.numel() * parameter.itemsize)
+        if not placed:
+            continue
+        own = arena.carve("base", sliced(size, ranks), torch.uint8)
+        for parameter, start in placed:
+            _take(source, parameter, start, own, rank * own.numel())
+            without_memory(parameter)
+        found[number] = FrozenBlock(tuple(placed), own, ranks)
+    release_free_memory()
+    return found
+
+
+def _take(source: Source, parameter: nn.Parameter, start: int, own: torch.Tensor, first: int) -> None:
+    """Fill the part of a parameter, which begins at the byte `start` of its block, that lies in a slice from `first` on."""
+    element = parameter.itemsize
+    begin = max(start, first)
+    end = min(start + parameter.numel() * element, first + own.numel())
+    if begin < end:
+        target = own[begin - first : end - first].view(parameter.dtype)
+        source.fill(target, parameter, (begin - start) // element)
 
 
 def release_free_memory() -> None:

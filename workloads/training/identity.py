@@ -12,7 +12,7 @@ from busbar.workloads.training.chat import ChatTemplate
 from busbar.workloads.training.corpus import Corpus
 from busbar.workloads.training.division import FIXED
 from busbar.workloads.training.errors import ResumeRefused
-from busbar.workloads.training.export import frozen_digest
+from busbar.workloads.training.export import digest_of
 from busbar.workloads.training.gang import weights_sum
 from busbar.workloads.training.preparation import Prepared
 from busbar.workloads.training.saved_model import weights_identity
@@ -34,9 +34,9 @@ _FACTS = {
 
 
 def facts_of(
-    run: Run, corpus: Corpus, prepared: Prepared, device: torch.device, model: torch.nn.Module
+    run: Run, corpus: Corpus, prepared: Prepared, device: torch.device, trainer: Trainer
 ) -> dict[str, Any]:
-    """What is written into every checkpoint of the run."""
+    """What is written into every checkpoint of the run; all ranks of a gang call it."""
     base = None if run.spec.adapter is None else run.places.model  # whose weights are not in its checkpoints
     template = ChatTemplate(run.places.tokenizer, run.spec.data.chat_template)
     return {
@@ -48,9 +48,15 @@ def facts_of(
         "tokenizer": prepared.tokenizer_hash,
         "chatTemplate": template.digest if corpus.has_rows else None,
         "base": None if base is None else weights_identity(base),
-        "frozen": frozen_digest(model) if run.spec.freeze else None,  # nor are these
+        "frozen": _frozen_digest(trainer) if run.spec.freeze else None,  # nor are these
         "attempt": run.attempt,
     }
+
+
+def _frozen_digest(trainer: Trainer) -> str:
+    return digest_of(
+        (name, whole) for name, parameter, whole in trainer.weights() if not parameter.requires_grad
+    )
 
 
 def same_plan(spec: EngineSpec, plan: MemoryPlan) -> dict[str, Any]:

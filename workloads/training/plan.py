@@ -2,7 +2,8 @@
 
 Device bytes (AdamW, P parameters, w bytes per weight: 4 for float32, 2 for bfloat16):
 
-    base          weights that are not trained, beside an adapter or because they are frozen: P does not count them
+    base          weights that are not trained, beside an adapter or because they are frozen: P does not count them.
+                  Where weights are divided, those of blocks are as well
     parameters    w P        divided among N ranks w P / N
     slots         where weights are divided: the largest block's, and those of what stands around the blocks
     gradients     g P        kept until the global norm is known, for exact clipping; g = w, or 4 where they are added up in
@@ -175,6 +176,11 @@ class Demand:
         if self.divided != PARAMETERS or self.part_bytes is None:
             return self.model_bytes
         return min(self.part_bytes, self.model_bytes)
+
+    @property
+    def written_in_blocks(self) -> int:
+        """Weights of blocks that are not trained and that the result holds all the same."""
+        return sum(self.frozen_in_blocks.values()) if self.writes_frozen or self.merge_bytes else 0
 
     @property
     def result_bytes(self) -> int:
@@ -354,6 +360,11 @@ def aligned(size: int) -> int:
     return -(-size // ALIGN_BYTES) * ALIGN_BYTES
 
 
+def sliced(size: int, ranks: int) -> int:
+    """Bytes of one of as many slices of `size` bytes, all of a multiple of ALIGN_BYTES."""
+    return aligned(-(-size // ranks))
+
+
 def lay_out(
     demand: Demand, limits: MemoryLimits, mode: str, offloaded_groups: int, *, activations: str | None = None
 ) -> MemoryPlan:
@@ -378,7 +389,7 @@ def lay_out(
         "activations": max(demand.training_bytes(way) or 0, demand.evaluation_bytes, demand.merge_bytes),
     }
     if demand.frozen_bytes:
-        device["base"] = demand.frozen_bytes
+        device["base"] = base_bytes(demand)
     if demand.exchange_bytes:
         device["exchange"] = demand.exchange_bytes
     if divides_weights:
@@ -415,7 +426,7 @@ def lay_out(
             state=demand.state,
             gathers_result=demand.gathers_result,
         ),
-        made + (weights + device.get("slots", 0) + demand.frozen_bytes if limits.device_is_host else 0),
+        made + (weights + device.get("slots", 0) + device.get("base", 0) if limits.device_is_host else 0),
     )
 
 
@@ -427,11 +438,25 @@ def swapped(demand: Demand, activations: str) -> dict[str, int]:
 def gathered_bytes(demand: Demand) -> int:
     """Whole weights that a rank has at a time where they are divided."""
 
-    def whole(group: GroupSize) -> int:
-        return aligned(group.parameters * demand.weight_bytes)
+    inner = {
+        name: demand.ranks * sliced(size, demand.ranks) for name, size in demand.frozen_in_blocks.items()
+    }
+    outer = 0
+    for group in demand.groups:
+        whole = aligned(group.parameters * demand.weight_bytes)
+        if group.is_block:
+            inner[group.name] = inner.get(group.name, 0) + whole
+        else:
+            outer += whole
+    return max(inner.values(), default=0) + outer
 
-    inner = [whole(group) for group in demand.groups if group.is_block]
-    return max(inner, default=0) + sum(whole(group) for group in demand.groups if not group.is_block)
+
+def base_bytes(demand: Demand) -> int:
+    """Of weights that are not trained, those that stay on a rank."""
+    inside = demand.frozen_in_blocks.values()
+    if demand.divided != PARAMETERS:
+        return demand.frozen_bytes
+    return demand.frozen_bytes - sum(inside) + sum(sliced(size, demand.ranks) for size in inside)
 
 
 def why_not_divided(demand: Demand) -> tuple[str, str]:
@@ -440,9 +465,9 @@ def why_not_divided(demand: Demand) -> tuple[str, str]:
         return "", ""
     if demand.shared_blocks:
         return "blocks of this model have weights in common", "set sharding: gradients"
-    if not any(group.is_block for group in demand.groups):
+    if not demand.frozen_in_blocks and not any(group.is_block for group in demand.groups):
         return (
-            "no block of this model has weights that are trained, and what stands around the blocks is whole on every rank",
+            "no block of this model has weights of its own, and what stands around the blocks is whole on every rank",
             "set sharding: gradients",
         )
     return "", ""
@@ -493,10 +518,12 @@ def assemble(demand: Demand, limits: MemoryLimits, placed: MemoryPlan, moving: i
         "evaluation": EVALUATION_BYTES if demand.evaluation_bytes else 0,
         "export": 0 if limits.device_is_host else min(demand.model_bytes, EXPORT_BYTES),
     }
-    if placed.weight_slots:
+    gathers = placed.sharding == PARAMETERS and demand.gathers_result
+    if placed.weight_slots or gathers:
         beside["export"] += demand.merge_bytes
-    if placed.sharding == PARAMETERS and demand.gathers_result:
-        beside["export"] += demand.group_bytes(1, demand.weight_bytes)  # whole on rank 0
+    if gathers:  # whole on rank 0
+        beside["export"] += demand.group_bytes(1, demand.weight_bytes)
+        beside["export"] += demand.written_in_blocks
     own = own_checkpoint_bytes(demand)
     block = block_bytes(own)
     room = None if limits.host_bytes is None else limits.host_bytes - others - max(beside.values())

@@ -7,6 +7,7 @@ as on a GPU; where the device is the host's CPU they share its cores.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from busbar.scheduler.fit.exchange import Exchanges, Links, Part, Sharing, beside, exchanges, sent_bytes
 from busbar.scheduler.fit.timeline import Beside, GroupWork, Rates, step_time
 from busbar.workloads.training.division import Division
-from busbar.workloads.training.plan import Demand, MemoryPlan, chunk_sizes
+from busbar.workloads.training.plan import Demand, GroupSize, MemoryPlan, chunk_sizes
 from busbar.workloads.training.settings import OPTIMIZER, PARAMETERS
 
 AGREEMENTS = 2
@@ -99,9 +100,24 @@ def most_micro_batches(division: Division) -> int:
     return -(-division.micro_batches // division.ranks)
 
 
+def units_of(demand: Demand) -> list[GroupSize]:
+    """What is exchanged at once, in forward order: the groups, and of divided weights the blocks of which nothing is trained."""
+    if demand.divided != PARAMETERS:
+        return list(demand.groups)
+    trained = {group.name for group in demand.groups}
+    others = [GroupSize(name, 0) for name in demand.frozen_in_blocks if name not in trained]
+
+    def place(group: GroupSize) -> float:
+        ends = {"embedding": -1.0, "head": math.inf}
+        return int(group.name.removeprefix("block-")) if group.is_block else ends[group.name]
+
+    return sorted([*demand.groups, *others], key=place)
+
+
 def parts_of(demand: Demand) -> list[Part]:
-    """What is exchanged at once."""
-    return [Part(group.parameters, group.is_block) for group in demand.groups]
+    """The same as the formulas of exchanges take it."""
+    inside = demand.frozen_in_blocks if demand.divided == PARAMETERS else {}
+    return [Part(unit.parameters, unit.is_block, inside.get(unit.name, 0)) for unit in units_of(demand)]
 
 
 def predict(plan: MemoryPlan, demand: Demand, probe: Probe, division: Division) -> Prediction:
@@ -110,12 +126,12 @@ def predict(plan: MemoryPlan, demand: Demand, probe: Probe, division: Division) 
     if demand.ranks > 1 and probe.links is None:
         raise ValueError("what is between the ranks was not measured")
     sharing = sharing_of(demand, division)
-    exchanged, shared = [NO_EXCHANGES] * len(demand.groups), Beside()
+    exchanged, shared = [NO_EXCHANGES] * len(units_of(demand)), Beside()
     if probe.links is not None and demand.ranks > 1:
         exchanged = exchanges(parts_of(demand), sharing, probe.links)
         shared = beside(sharing, probe.links)
     groups = _works(plan, demand, probe, sharing.rounds, exchanged)
-    alone = _works(plan, demand, probe, sharing.rounds, [NO_EXCHANGES] * len(demand.groups))
+    alone = _works(plan, demand, probe, sharing.rounds, [NO_EXCHANGES] * len(exchanged))
     blocks = sum(group.is_block for group in demand.groups)
     update_s = blocks * probe.block.update_s + probe.around.update_s  # of all parameters
     rates = Rates(
@@ -148,7 +164,10 @@ def _works(
     """Of each group, what one rank has to do."""
     outer = [group.name for group in demand.groups if not group.is_block]
     found = []
-    for group, exchange in zip(demand.groups, exchanged, strict=True):
+    for group, exchange in zip(units_of(demand), exchanged, strict=True):
+        if not group.parameters:
+            found.append(_work(None, (), False, micro_batches, exchange))
+            continue
         chunks = tuple(chunk_sizes(group.parameters // demand.ranks, plan.chunk_parameters))
         # what stands around the blocks was measured as one: most of its time is the output's and the loss's
         times = probe.block if group.is_block else probe.around if group.name == outer[-1] else None

@@ -478,7 +478,7 @@ class Session:
         from busbar.workloads.training.resume import resume
         from busbar.workloads.training.step_log import Journal
 
-        facts = facts_of(self.run, corpus, prepared, self.device, trainer.model)
+        facts = facts_of(self.run, corpus, prepared, self.device, trainer)
         together.agree(same_on_all_ranks(facts, trainer))
         folder = together.folder(
             self.places.checkpoints, self.run.checkpoint.keep, self.reporter.note, self.fence.check
@@ -566,7 +566,7 @@ class Session:
     def _export(self, trainer: Trainer, prepared: Prepared, evaluation: dict[str, Any] | None) -> None:
         from busbar.workloads.training.export import digest_of, export
 
-        self.fingerprint["weights"] = digest_of(_finite(trainer))
+        self.fingerprint["weights"] = digest_of(trained_weights(trainer))
         self.status.update(fingerprint=self.fingerprint)
         self.fence.check()
         self._phase("Saving", f"writing the model to {self.places.output}")
@@ -596,15 +596,16 @@ class Session:
         )
 
 
-def _finite(trainer: Trainer) -> Iterator[tuple[str, torch.Tensor]]:
+def trained_weights(trainer: Trainer) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights that are trained, in the order of their names. Raises Diverged where some are not finite."""
     from busbar.workloads.training.state_file import is_finite
 
     for name, parameter, whole in trainer.weights():
+        if not parameter.requires_grad:
+            continue
         if not is_finite(whole):
             raise Diverged(
                 f"{name} holds numbers that are not finite: no result is written, an earlier one stays. "
                 "Lower optimizer.learningRate, or set optimizer.gradientClip"
             )
-        if parameter.requires_grad:
-            yield name, whole
+        yield name, whole

@@ -36,7 +36,16 @@ from busbar.workloads.training.first_weights import IN_MODEL, Source
 from busbar.workloads.training.freeze import frozen
 from busbar.workloads.training.gates import Gates
 from busbar.workloads.training.gradient_shards import GradientShards
-from busbar.workloads.training.groups import bind, blocks, make_groups, rebind_gradients, settle
+from busbar.workloads.training.groups import (
+    FrozenBlock,
+    bind,
+    blocks,
+    divide_frozen,
+    frozen_outside,
+    make_groups,
+    rebind_gradients,
+    settle,
+)
 from busbar.workloads.training.input_swap import InputSwap
 from busbar.workloads.training.layer_drop import DroppedBlocks
 from busbar.workloads.training.link_pace import LinkPace, has_link
@@ -121,8 +130,12 @@ class Trainer:
             self.link = LinkPace(self.streams, device)
             self.streams = self.link.streams
         home = self.host_arena if streamed else self.device_arena  # of weights and gradients
-        if not streamed:
-            settle(frozen(self.model), home, source)
+        self._frozen: dict[int, FrozenBlock] = {}
+        if plan.sharding == PARAMETERS:
+            settle(frozen_outside(self.model), home, source)
+            self._frozen = divide_frozen(self.model, home, source, ranks.rank, ranks.size)
+        elif not streamed:
+            settle(frozen(self.model), home)
         groups = make_groups(self.model, ranks.size)
         zeroth_order = spec.optimizer.name == ZEROTH_ORDER
         self.groups = bind(
@@ -163,6 +176,7 @@ class Trainer:
         self.optimizer = self._make_optimizer(home, norm, scratch, fused=fused)
         self.gates = self._make_gates()
         self.snapshot = Snapshot(self.groups, self.optimizer, self.host_arena, plan)
+        self._gathered = False  # after the last step
         self.done = 0  # finished steps
         self.bad_in_a_row = 0  # the newest steps that were skipped
 
@@ -188,7 +202,15 @@ class Trainer:
         if self.groups[0].has_whole_weights:
             return None
         again = self.plan.activations in AGAIN
-        return PeerSlots(self.model, self.groups, ranks, self.device_arena, recomputes=again, swap=self.swap)
+        return PeerSlots(
+            self.model,
+            self.groups,
+            ranks,
+            self.device_arena,
+            recomputes=again,
+            swap=self.swap,
+            frozen=self._frozen,
+        )
 
     def _check_model(self, vocabulary: int, ranks: Ranks) -> None:
         """Refuses a model that does something else in the ways that were asked for; all ranks call it."""
@@ -217,8 +239,8 @@ class Trainer:
         division = divide(batch.sequences, batch.micro_batch, ranks.size, order, self.spec.sequence)
         shards = None
         if self.plan.sharding != OPTIMIZER:
-            before = (lambda index: None) if self.peers is None else self.peers.before_backward
-            shards = GradientShards(ranks, division, self.groups, self.device_arena, self.model, before)
+            hooks = () if self.peers is None else (self.peers.before_backward, self.peers.pass_by)
+            shards = GradientShards(ranks, division, self.groups, self.device_arena, self.model, *hooks)
         return Spread(ranks, division, self.groups, self.device_arena, self.spec.seed, shards, self.model)
 
     def _make_optimizer(self, home: Arena, norm: Norm, scratch: Path | None, *, fused: bool) -> Optimizer:
@@ -357,18 +379,22 @@ class Trainer:
         return self.peers is not None and not self.plan.gathers_result
 
     def weights(self) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor]]:
-        """All parameters in the order of their names, with their weights, which are whole until the next one comes."""
+        """All parameters in the order of their names, with their weights, which are whole until the next one comes; where they
+        are divided, all ranks go through them."""
         for name, parameter in sorted(self.model.named_parameters()):
             whole = parameter.detach()
-            if self.writes_in_turn and self.peers is not None:
+            if self.peers is not None and not self._gathered:
                 whole = self.peers.read(parameter)
             yield name, parameter, whole
 
     def gather_whole(self) -> None:
         """Have the model hold whole weights on rank 0, after the last step, if it writes them so; all ranks call it."""
-        if self.peers is not None and self.plan.gathers_result:
-            beside_others = self.device if self.spec.adapter is not None else torch.device("cpu")
-            self.peers.whole(beside_others if self.groups[0].rank == 0 else None)
+        if self.peers is None or not self.plan.gathers_result:
+            return
+        adapter = self.spec.adapter  # without its base, unless it is added to it
+        target = torch.device("cpu") if self.groups[0].rank == 0 else None
+        self.peers.whole(target, frozen=adapter is None or adapter.merge)
+        self._gathered = True
 
     def _forward_and_backward(self, parts: Sequence[MicroBatch | None]) -> torch.Tensor:
         total = torch.zeros((), device=self.device)
