@@ -7,28 +7,35 @@ except for the last:
 
     places   all places are theirs, and a request of another owner joins nevertheless: then some of theirs rest. They keep their
              blocks, get no token in the step, and go on before another of theirs joins. Those rest who rested least, so each
-             runs in every second step at least. Also where a few tokens are missing so that the prompts of others end in
-             this step, as many rest
+             runs in every second step at least
     steps    their prompts get nothing in a step that computes a prompt of another owner, so that it is short; at most
-             `MOST_SKIPPED` times in a row
+             `MOST_SKIPPED` times in a row. Where the prompts of others do not all fit in the step, what they decode rests as
+             well until those have ended, in at most `REST_SHARE` of the steps: more of them fits, and the steps are shorter
     parts    otherwise each of their prompts gets `PROMPT_PART` tokens of a step, so that a request that comes while a step runs
              waits for a shorter one. Where many of theirs begin, the step is full nevertheless, and the batch stays full
+
+Nobody rests for nothing: what is left of the places and of the step, because others could not begin, they get after all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from sys import maxsize
 
 from busbar.workloads.serving.fairness import Owner, Places
 from busbar.workloads.serving.sequence import Sequence
 
 PROMPT_PART = 64
-"""Tokens of a prompt in one step, of an owner who is ahead. Shorter parts cost throughput, longer ones the others' first tokens: in
-the busier row of `benchmarks/gateway_picking.py` 32, 64 and 128 give 0.969, 0.982 and 0.991 of the throughput, and a worst
-p99 of 1.85, 1.89 and 2.19 times alone."""
+"""Tokens of a prompt in one step, of an owner who is ahead. Shorter parts cost throughput, longer ones make the step longer that
+another owner's request finds running. It makes little difference: in the busier row of `benchmarks/gateway_picking.py` 32, 64 and
+128 give 0.958, 0.972 and 0.979 of the throughput, and a worst p99 of 1.67, 1.77 and 1.72 times alone."""
 MOST_SKIPPED = 4
 """Steps in a row in which prompts of owners who are ahead get nothing: the others' prompts may fill every step."""
+REST_SHARE = 0.25
+"""Of the steps, in which all that owners who are ahead decode may rest. That costs them so much of their throughput at most,
+where a step takes equally long whatever it decodes, and less where each sequence takes its time."""
+MOST_RESTS = 8.0
+"""Such steps that may come soon after each other."""
 REST = 128
 """Tokens. A prompt of which no more are left is ended before another one of somebody else begins, because a second step costs
 it more than these cost the other. Prompts of owners who are ahead are excepted."""
@@ -43,18 +50,29 @@ class GivingWay:
         """`running` is the scheduler's own list; of `turn`, the smallest is served first."""
         self._places, self._running, self._turn = places, running, turn
         self._ahead: dict[Owner, bool] = {}
-        self._is_due = False
+        self.is_due = False
         """The step computes a prompt of an owner who is not ahead."""
+        self._resting: list[Sequence] = []
+        self._rests = False
+        """All that those who are ahead decode rests in the step."""
+        self._credit = MOST_RESTS
+        """Steps in which it may."""
         self._skipped = 0
         """Steps before this one that gave prompts of owners who are ahead nothing."""
 
     def begin(self) -> None:
         """A step is going to be planned."""
         self._ahead.clear()
-        self._is_due = False
+        self.is_due = self._rests = False
+        self._resting = []
 
-    def end(self) -> None:
-        """The step is planned."""
+    def end(self, counts: Collection[Sequence]) -> None:
+        """The step is planned, with something of `counts`."""
+        for sequence in self._resting:
+            sequence.rested += sequence not in counts
+        self._credit = min(self._credit + REST_SHARE, MOST_RESTS)
+        if self._rests:
+            self._credit -= 1
         self._skipped = self._skipped + 1 if self._gives_step else 0
 
     def may_take(self, owner: Owner, taken: int) -> bool:
@@ -78,7 +96,7 @@ class GivingWay:
     def gets(self, sequence: Sequence) -> None:
         """The step computes something of the sequence."""
         if self._is_waited_for(sequence):
-            self._is_due = True
+            self.is_due = True
 
     def ends_soon(self, sequence: Sequence, budget: int) -> bool:
         """Whether the rest of its prompt, which fits in a step of `budget` tokens, goes before other prompts, whoever's turn it
@@ -90,21 +108,19 @@ class GivingWay:
         """Of prompts that have begun: the smallest goes first."""
         return not self.ends_soon(sequence, budget), self._turn(sequence)
 
-    def resting(self, waiting: Iterable[Sequence], budget: int) -> set[Sequence]:
-        """Running sequences that get nothing in a step of `budget` tokens."""
+    def resting(self, waiting: Iterable[Sequence], budget: int) -> list[Sequence]:
+        """Running sequences that get nothing in a step of `budget` tokens, unless others leave something: first who rested
+        least last."""
         able = [s for s in self._running if self._may_rest(s)]
         if not able:
-            return set()
+            return []
         able.sort(key=lambda s: (s.rested, -s.order))
         excess = max(0, sum(not s.owner.batch for s in self._running) - self._places.total)
-        found = able[:excess]
-        decoding = [s for s in able[excess:] if s.missing == 1]
-        over = self._over(waiting, budget, found) if decoding and self._skipped < MOST_SKIPPED else 0
-        if 0 < over <= len(decoding) // 2:  # the others go on, whoever of those that wait may join
-            found += decoding[:over]
-        for sequence in found:
-            sequence.rested += 1
-        return set(found)
+        found, rest = able[:excess], [s for s in able[excess:] if s.missing == 1]
+        may_rest = bool(rest) and self._credit >= 1 and self._skipped < MOST_SKIPPED
+        self._rests = may_rest and self._is_crowded(waiting, budget, found)
+        self._resting = [*found, *rest] if self._rests else found
+        return self._resting[::-1]
 
     def rest(self, counts: dict[Sequence, int]) -> int:
         """Takes one that decodes out of the step, whose tokens are `counts`; what that wins."""
@@ -115,16 +131,23 @@ class GivingWay:
         chosen.rested += 1
         return counts.pop(chosen)
 
-    def _over(self, waiting: Iterable[Sequence], budget: int, resting: list[Sequence]) -> int:
-        """Tokens of a step that the prompts of owners who are not ahead lack, beside all that decode. Batch work takes none
-        from them."""
-        prompts = sum(s.missing for s in (*self._running, *waiting) if self._is_waited_for(s))
-        decoding = [s for s in self._running if s.missing == 1 and not s.owner.batch and s not in resting]
-        return prompts + len(decoding) - budget if prompts else 0
+    def _is_crowded(self, waiting: Iterable[Sequence], budget: int, resting: list[Sequence]) -> bool:
+        """Whether prompts of owners who are not ahead need more than decoding leaves of the step, or did so in an earlier one
+        and have not ended. Batch work takes none from them."""
+        begun = sum(s.missing for s in self._running if self._is_waited_for(s))
+        prompts = begun + sum(s.missing for s in waiting if self._is_waited_for(s))
+        decoding = sum(s.missing == 1 and not s.owner.batch for s in self._running)
+        decoding -= sum(s.missing == 1 for s in resting)
+        return begun > 0 or prompts > max(0, budget - decoding)
+
+    @property
+    def is_short(self) -> bool:
+        """The step is left to the prompts of others: what they leave of it nobody gets."""
+        return self._rests and self.is_due
 
     @property
     def _gives_step(self) -> bool:
-        return self._is_due and self._skipped < MOST_SKIPPED
+        return self.is_due and self._skipped < MOST_SKIPPED
 
     def _is_ahead(self, owner: Owner) -> bool:
         found = self._ahead.get(owner)

@@ -230,7 +230,7 @@ class Scheduler:
         self.giving_way.begin()
         for batch in (False, True):
             budget = self._fill(batch, budget, counts, joined, preempted)
-        self.giving_way.end()
+        self.giving_way.end(counts)
         joined = [s for s in joined if s.state is not State.WAITING]
         chunks = [Chunk(s, s.computed, n) for s, n in counts.items()]
         if not preempted:
@@ -290,8 +290,9 @@ class Scheduler:
         preempted: list[Sequence],
     ) -> int:
         """Chunks of batch work, or of all else, which goes before it. Returns the budget that is left."""
-        resting: set[Sequence] = set() if batch else self.giving_way.resting(self.waiting, budget)
-        own = [s for s in self.running if s.owner.batch is batch and s not in resting]
+        resting = [] if batch else self.giving_way.resting(self.waiting, budget)
+        kept = set(resting)
+        own = [s for s in self.running if s.owner.batch is batch and s not in kept]
         decoding = [s for s in own if s.missing == 1]
         catching_up = sorted(
             (s for s in own if s.missing > 1), key=partial(self.giving_way.order, budget=budget)
@@ -302,23 +303,34 @@ class Scheduler:
             ):
                 before = self.counters.of(sequence.owner)  # those who are owed more go before it
                 budget -= self._join(batch, counts, budget, joined, preempted, before)
-            if sequence.state is not State.RUNNING or budget < 1:
-                continue  # preempted a moment ago for an older one, or the step is full
-            if sequence.missing > 1:
-                self._adopt(sequence)
-                if self._is_under_way(sequence, sequence.computed):
-                    continue
-            count = min(sequence.missing, budget, self.giving_way.most_tokens(sequence))
-            if count < 1 or len(counts) >= self.limits.max_running:
-                continue
-            budget += self._make_room(sequence, sequence.computed + count, counts, preempted)
-            if sequence.state is State.RUNNING:
-                self.giving_way.gets(sequence)
-                counts[sequence] = count
-                self._under_way.gets(sequence, count)
-                budget -= count
+            budget = self._give(sequence, budget, counts, preempted)
         if not self._is_pressed(preempted, batch):
             budget -= self._join(batch, counts, budget, joined, preempted)
+        if self.giving_way.is_short:
+            return 0
+        for sequence in resting:
+            budget = self._give(sequence, budget, counts, preempted)
+        return budget
+
+    def _give(
+        self, sequence: Sequence, budget: int, counts: dict[Sequence, int], preempted: list[Sequence]
+    ) -> int:
+        """A running sequence gets what it may have of the step. Returns the budget that is left."""
+        if sequence.state is not State.RUNNING or budget < 1:
+            return budget  # preempted a moment ago for an older one, or the step is full
+        if sequence.missing > 1:
+            self._adopt(sequence)
+            if self._is_under_way(sequence, sequence.computed):
+                return budget
+        count = min(sequence.missing, budget, self.giving_way.most_tokens(sequence))
+        if count < 1 or len(counts) >= self.limits.max_running:
+            return budget
+        budget += self._make_room(sequence, sequence.computed + count, counts, preempted)
+        if sequence.state is State.RUNNING:
+            self.giving_way.gets(sequence)
+            counts[sequence] = count
+            self._under_way.gets(sequence, count)
+            budget -= count
         return budget
 
     @staticmethod
