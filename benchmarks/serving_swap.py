@@ -18,6 +18,10 @@ Times are CPU seconds of the engine's thread plus the seconds in which it waits 
 shared machine count on no side; gaps between tokens are measured with that clock. Sides are interleaved by repeat.
 `needed` is what each side must compute at least: every token but the last of an answer once, and of chats what they had
 before not again.
+
+`longestPercent` tells of the 1 % longest gaps how many have a cause, the first that holds: the request was preempted, tokens
+were computed again meanwhile, a prompt was computed for the first time, the engine waited for a copy. `p99GapOverFreeCopies`
+is the p99 of each peer over that of `swap` less all of its waits for copies: no way of copying is better than that.
 """
 
 from __future__ import annotations
@@ -29,9 +33,11 @@ import random
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +54,8 @@ from busbar.workloads.serving.hosttier import Move
 from busbar.workloads.serving.loader import assemble
 from busbar.workloads.serving.mover import BlockMover
 from busbar.workloads.serving.sampling import SamplingParams
+from busbar.workloads.serving.sequence import Sequence as Tokens
+from busbar.workloads.serving.sequence import Step
 from busbar.workloads.serving.settings import EngineSettings
 from busbar.workloads.serving.weights import Weights, fuse_weights
 
@@ -94,11 +102,62 @@ class TimedMover(BlockMover):
         self.waits.waited += time.perf_counter() - began - (time.thread_time() - used)
 
 
+class Tally:
+    """What the engine has computed."""
+
+    def __init__(self) -> None:
+        self.computed = self.again = self.prompts = 0
+        """All tokens; of them those that had been computed before, and those of prompts that had not."""
+        self._reached: dict[Tokens, int] = {}
+
+    def add(self, step: Step) -> None:
+        for chunk in step.chunks:
+            sequence, end = chunk.sequence, chunk.start + chunk.count
+            reached = self._reached.get(sequence, 0)
+            again = max(0, min(end, reached) - chunk.start)
+            self.computed += chunk.count
+            self.again += again
+            self.prompts += max(0, min(end, sequence.prompt_len) - chunk.start - again)
+            self._reached[sequence] = max(end, reached)
+
+
+class Cause(StrEnum):
+    """Why a gap between tokens is long: the first that holds."""
+
+    PREEMPTED = "preempted"
+    AGAIN = "computed again"
+    PROMPT = "prompt"
+    COPY = "copy"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a request had its last token."""
+
+    at: float
+    waited: float
+    """Seconds until then in which the engine waited for copies."""
+    again: int
+    prompts: int
+    preemptions: int
+    """Of the request."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Between two tokens of a request."""
+
+    seconds: float
+    waited: float
+    cause: Cause
+
+
 @dataclass
 class Run:
     """One side of one repeat."""
 
-    gaps: list[float] = field(default_factory=list)
+    found: list[Gap] = field(default_factory=list)
     firsts: list[float] = field(default_factory=list)
     answers: dict[str, list[int]] = field(default_factory=dict)
     seconds: float = 0.0
@@ -106,6 +165,14 @@ class Run:
     preemptions: int = 0
     copied: int = 0
     waited: float = 0.0
+
+    @property
+    def gaps(self) -> list[float]:
+        return [gap.seconds for gap in self.found]
+
+    @property
+    def gaps_with_free_copies(self) -> list[float]:
+        return [gap.seconds - gap.waited for gap in self.found]
 
 
 def decode_load(rng: random.Random) -> list[Request]:
@@ -120,7 +187,7 @@ def tokens(rng: random.Random, count: int) -> list[int]:
 
 def make_engine(
     arch: Architecture, weights: Weights, side: str, contexts: int, clock: EngineClock
-) -> EngineCore:
+) -> tuple[EngineCore, Tally]:
     blocks = contexts // 64 + 1
     pool = 2 * blocks if side == "enough" else blocks // 4
     settings = EngineSettings(
@@ -135,15 +202,14 @@ def make_engine(
         mover = TimedMover(core.runner.cache, core.runner.mover.slots)
         mover.blocking, mover.waits = side == "blocking", clock
         core.runner.mover = mover
-    run = core.runner.run
-    core.computed = 0  # type: ignore[attr-defined]
+    run, tally = core.runner.run, Tally()
 
-    def counted(step: Any) -> Any:
-        core.computed += step.token_count  # type: ignore[attr-defined]
+    def counted(step: Step) -> Any:
+        tally.add(step)
         return run(step)
 
     core.runner.run = counted  # type: ignore[method-assign]
-    return core
+    return core, tally
 
 
 def params_of(output: int) -> SamplingParams:
@@ -153,30 +219,46 @@ def params_of(output: int) -> SamplingParams:
 class Client:
     """Submits requests and takes times."""
 
-    def __init__(self, core: EngineCore, clock: EngineClock) -> None:
-        self.core, self.clock, self.run = core, clock, Run()
+    def __init__(self, core: EngineCore, tally: Tally, clock: EngineClock) -> None:
+        self.core, self.tally, self.clock, self.run = core, tally, clock, Run()
         self._asked: dict[str, float] = {}
-        self._last: dict[str, float] = {}
+        self._last: dict[str, Moment] = {}
+        self._sequences: dict[str, Tokens] = {}
 
     def ask(self, name: str, prompt: list[int], output: int) -> None:
         self._asked[name] = self.clock()
         self.run.answers[name] = []
         self.core.submit(name, prompt, params_of(output), self.clock())
+        sequence = self.core.sequence_of(name)
+        assert sequence is not None
+        self._sequences[name] = sequence
 
     def step(self) -> None:
-        deltas, now = self.core.step(), self.clock()
+        deltas, at, tally = self.core.step(), self.clock(), self.tally
         for delta in deltas:
             name = delta.request_id
             self.run.answers[name] += delta.tokens
+            now = Moment(at, self.clock.waited, tally.again, tally.prompts, self._sequences[name].preemptions)
             if name in self._last:
-                self.run.gaps.append(now - self._last[name])
+                self.run.found.append(gap_between(self._last[name], now))
             else:
-                self.run.firsts.append(now - self._asked[name])
+                self.run.firsts.append(at - self._asked[name])
             self._last[name] = now
 
     def finish(self) -> None:
         while not self.core.idle:
             self.step()
+
+
+def gap_between(last: Moment, now: Moment) -> Gap:
+    grew = {
+        Cause.PREEMPTED: now.preemptions - last.preemptions,
+        Cause.AGAIN: now.again - last.again,
+        Cause.PROMPT: now.prompts - last.prompts,
+        Cause.COPY: now.waited - last.waited,
+    }
+    cause = next((each for each, more in grew.items() if more > 0), Cause.NONE)
+    return Gap(now.at - last.at, now.waited - last.waited, cause)
 
 
 def serve_decode(client: Client, load: list[Request]) -> None:
@@ -220,15 +302,15 @@ def measure(repeats: int) -> dict[str, dict[str, list[Run]]]:
             order = SIDES if repeat % 2 else SIDES[::-1]
             for side in order:
                 clock = EngineClock()
-                core = make_engine(arch, weights, side, contexts, clock)
-                client, began, waited = Client(core, clock), clock(), clock.waited
+                core, tally = make_engine(arch, weights, side, contexts, clock)
+                client, began, waited = Client(core, tally, clock), clock(), clock.waited
                 if workload == "decode":
                     serve_decode(client, load)
                 else:
                     serve_chats(client, random.Random(repeat))
                 run = client.run
                 run.seconds, run.waited = clock() - began, clock.waited - waited
-                run.computed = core.computed  # type: ignore[attr-defined]
+                run.computed = tally.computed
                 run.preemptions = core.scheduler.preemption_count
                 run.copied = sum(core.scheduler.pool.host.moves_total.values())
                 if repeat >= 0:
@@ -241,6 +323,16 @@ def measure(repeats: int) -> dict[str, dict[str, list[Run]]]:
 
 def quantile(values: list[float], q: float) -> float:
     return sorted(values)[min(len(values) - 1, int(q * len(values)))]
+
+
+def longest_percent(runs: list[Run]) -> dict[str, int]:
+    """How many of the 1 % longest gaps of each run have which cause."""
+    longest = [
+        gap
+        for run in runs
+        for gap in sorted(run.found, key=lambda gap: -gap.seconds)[: max(1, len(run.found) // 100)]
+    ]
+    return dict(Counter(str(gap.cause) for gap in longest))
 
 
 def rows(found: dict[str, dict[str, list[Run]]]) -> list[dict[str, Any]]:
@@ -265,6 +357,8 @@ def rows(found: dict[str, dict[str, list[Run]]]) -> list[dict[str, Any]]:
                 "preemptions": [r.preemptions for r in runs],
                 "blocksCopied": [r.copied for r in runs],
                 "waitedSeconds": [round(r.waited, 4) for r in runs],
+                "waitedMsPerCopiedBlock": [round(1e3 * r.waited / r.copied, 3) for r in runs if r.copied],
+                "longestPercent": longest_percent(runs),
             }
         same = all(
             run.answers == sides["enough"][i].answers for runs in sides.values() for i, run in enumerate(runs)
@@ -276,7 +370,17 @@ def rows(found: dict[str, dict[str, list[Run]]]) -> list[dict[str, Any]]:
             }
             for peer in ("blocking", "recompute", "enough")
         }
-        made.append({"workload": workload, "sameTokens": same, "peerOverSwap": ratio, "sides": table})
+        free = statistics.median(quantile(r.gaps_with_free_copies, 0.99) for r in sides["swap"])
+        bound = {peer: round(table[peer]["p99GapMs"] / (1e3 * free), 3) for peer in ratio}  # type: ignore[operator]
+        made.append(
+            {
+                "workload": workload,
+                "sameTokens": same,
+                "peerOverSwap": ratio,
+                "p99GapOverFreeCopies": bound,
+                "sides": table,
+            }
+        )
     return made
 
 
