@@ -14,6 +14,7 @@ from busbar.kube.contracts.keys import FRESH_S, STALE_S
 from busbar.kube.contracts.request_size import REQUEST_MIB, RESUME_TOKENS
 from busbar.kube.contracts.usage import MAX_BATCH
 from busbar.kube.settings import Count, Filled, LogFormat, LogLevel, Rule, setting
+from busbar.scheduler.autoscale.contacts import PROBE_AFTER_S, PROBE_TIMEOUT_S
 
 PREFIX = "BUSBAR_GATEWAY_"
 
@@ -89,9 +90,9 @@ class Settings:
     """A replica that failed is left out for this long, doubling up to `suspect_max_s`."""
     suspect_max_s: float = 30.0
     connect_timeout_s: float = 3.0
-    probe_after_s: float = 10.0
+    probe_after_s: float = PROBE_AFTER_S
     """A replica from which a request has heard nothing for so long is asked for its /health, again and again."""
-    probe_timeout_s: float = 5.0
+    probe_timeout_s: float = PROBE_TIMEOUT_S
     first_byte_timeout_s: float = 600.0
     stream_idle_timeout_s: float = 120.0
     """Longest silence of an engine in mid-stream."""

@@ -15,8 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-STRIKES = 2
-"""Failed looks at /health in a row before a replica is given up: one may be lost on a busy machine."""
+from busbar.scheduler.autoscale.contacts import ASK_AGAIN, STRIKES
 
 Probe = Callable[[str], Awaitable[bool]]
 """Base URL of a replica → whether it is well."""
@@ -139,7 +138,7 @@ class Watchdog:
         for url in silent:
             health = self._health.setdefault(url, _Health())
             if health.asking is None and (
-                not health.asked_at or now - health.asked_at >= self._probe_after_s / 2
+                not health.asked_at or now - health.asked_at >= ASK_AGAIN * self._probe_after_s
             ):
                 health.asking = asyncio.create_task(self._ask(url, health))
 

@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 
 from busbar.kube import settings
 from busbar.kube.settings import LogFormat, LogLevel, Port, Positive, Rule, setting
+from busbar.scheduler.autoscale.reach import NODE_LOST_S, POLL_PERIOD_S, POLL_TIMEOUT_S
 
 PREFIX = "BUSBAR_OPERATOR_"
 FORMER_KEY_FILE = "BUSBAR_FORMER_WORKLOAD_KEY_FILE"
@@ -99,8 +100,8 @@ class Settings:
     forecast_ended: int = 5  # no forecasts are made before this many jobs have ended
 
     pod_cidrs: str = ""  # comma list; only where nodes carry no podCIDR of their own
-    poll_period_s: float = 2.0  # workload ports
-    poll_timeout_s: float = 2.0
+    poll_period_s: float = POLL_PERIOD_S  # workload ports
+    poll_timeout_s: float = POLL_TIMEOUT_S
     poll_limit_bytes: int = 65536
     demand_period_s: float = 1.0  # the gateway's demand
     progress_period_s: float = 5.0  # progress is written at most this often
@@ -116,7 +117,7 @@ class Settings:
     gang_timeout_s: float = 900.0  # admitted and still not running: torn down, queued again
     unschedulable_s: float = 60.0  # the same for a pod that kube-scheduler cannot place
     # the platform's engine is started again elsewhere when a node of its pods has not answered Kubernetes for so long
-    node_lost_s: Positive = 60.0
+    node_lost_s: Positive = NODE_LOST_S
     preempt_hold_s: float = (
         15.0  # a preempted job is not started again within this time: its devices are for another
     )

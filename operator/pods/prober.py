@@ -16,7 +16,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -33,6 +32,7 @@ from busbar.operator.pods.readings import parse_reading
 from busbar.operator.settings import Settings
 from busbar.operator.watch.projections import Node, Pod
 from busbar.operator.write.actions import PostToPod
+from busbar.scheduler.autoscale.reach import PortSeen
 
 log = logging.getLogger(__name__)
 PARALLEL = 16
@@ -58,14 +58,6 @@ def address_of(pod: Pod, node: Node | None, more_ranges: Iterable[str] = ()) -> 
         )
     host = f"[{pod.ip}]" if address.version == 6 else pod.ip
     return f"http://{host}:{pod.port}"
-
-
-@dataclass(frozen=True, slots=True)
-class PortSeen:
-    """Whether a pod's port answers, and since which ask (of the prober's clock) it has done so or not."""
-
-    answers: bool
-    since_s: float
 
 
 class Prober:

@@ -28,6 +28,7 @@ from busbar.operator.pods.model_server_stop import pre_stop
 from busbar.operator.pods.replica_place import placement_note
 from busbar.operator.watch.projections import ANNOTATION_PLACEMENT
 from busbar.scheduler import Placement
+from busbar.scheduler.autoscale.reach import LIVENESS, READINESS, Probe
 
 DRAIN_MARGIN_S = 15
 FIRST_DECODE = MAX_REPLICAS
@@ -127,19 +128,17 @@ def _foreign_start(
 def _probes(ready_path: str, health_path: str) -> Body:
     """When a replica takes requests, and when its container is started again."""
     return {
-        "readinessProbe": {
-            "httpGet": {"path": ready_path, "port": workload.PORT_NAME},
-            "periodSeconds": 1,
-            "failureThreshold": 2,
-            "timeoutSeconds": 2,
-        },
-        "livenessProbe": {
-            "httpGet": {"path": health_path, "port": workload.PORT_NAME},
-            "initialDelaySeconds": 120,
-            "periodSeconds": 20,
-            "failureThreshold": 6,
-            "timeoutSeconds": 5,
-        },
+        "readinessProbe": _probe(READINESS, ready_path),
+        "livenessProbe": _probe(LIVENESS, health_path) | {"initialDelaySeconds": 120},
+    }
+
+
+def _probe(probe: Probe, path: str) -> Body:
+    return {
+        "httpGet": {"path": path, "port": workload.PORT_NAME},
+        "periodSeconds": probe.period_s,
+        "failureThreshold": probe.failures,
+        "timeoutSeconds": probe.timeout_s,
     }
 
 

@@ -43,6 +43,7 @@ from busbar.operator.watch.projections import (
     Pod,
 )
 from busbar.operator.write.actions import Action, Apply, Create, Delete, LiftGate, Patch, PostToPod
+from busbar.scheduler.autoscale.reach import may_answer_again
 
 
 def reconcile(view: ServiceView, decisions: tuple[Decision, ...] = ()) -> ServiceUpdate:
@@ -286,10 +287,11 @@ def _may_answer_again(view: ServiceView, pod: Pod) -> bool:
     """Whether a replica that answers nobody is left where it is: for as long as one on a silent node, and until others serve."""
     if pod.unanswered_since is None or view.off is not None:
         return False
-    desired = view.status.desired_replicas or 0
-    waited = view.now - pod.unanswered_since
-    lasting = waited < timedelta(seconds=view.settings.node_lost_s)
-    return desired > 0 and (lasting or sum(p.takes_requests for p in view.pods) < desired)
+    waited_s = (view.now - pod.unanswered_since).total_seconds()
+    serving = sum(p.takes_requests for p in view.pods)
+    return may_answer_again(
+        waited_s, serving, view.status.desired_replicas or 0, view.settings.node_lost_s
+    )
 
 
 def _drain(view: ServiceView, pod: Pod, staying: Set[str]) -> PostToPod:

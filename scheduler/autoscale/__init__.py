@@ -13,6 +13,8 @@ request at zero wakes one replica immediately.
 
     choice = warmth.choose(wanted)                           how many surplus replicas sleep instead of leaving
 
+    changes = reach.look(replicas, now)                      which replicas answer nobody, or do again
+
 With `demand_forecast.py` and `fleet.py` these serve the operator, for services with a latency target, and `busbar plan-capacity`.
 """
 

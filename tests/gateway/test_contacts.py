@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from tests.gateway.parts import House, route
 
-from busbar.gateway.contacts import TOLD_S, Contacts
+from busbar.gateway.contacts import Contacts
 from busbar.gateway.watchdog import Watch
 from busbar.kube.contracts.demand import ReplicaContact
 from busbar.kube.contracts.routes import Endpoint
+from busbar.scheduler.autoscale.contacts import TOLD_S
 
 A, B = "http://a", "http://b"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from busbar.gateway.watchdog import STRIKES, Silence, Watchdog
+from busbar.gateway.watchdog import Silence, Watchdog
+from busbar.scheduler.autoscale.contacts import STRIKES
 
 
 class World:

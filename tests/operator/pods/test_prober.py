@@ -18,9 +18,10 @@ from busbar.kube.types.engines import VLLM
 from busbar.operator.errors import ProbeRefused
 from busbar.operator.metrics import Metrics
 from busbar.operator.pods.manifests import KIND_SERVICE
-from busbar.operator.pods.prober import PortSeen, Prober, address_of
+from busbar.operator.pods.prober import Prober, address_of
 from busbar.operator.watch.projections import Node, Pod
 from busbar.operator.write.actions import PostToPod
+from busbar.scheduler.autoscale.reach import PortSeen
 
 LOOPBACK = Node("node-0", (), (), 0, 0, 0, (), True, ("127.0.0.0/8",))
 

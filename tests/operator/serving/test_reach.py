@@ -11,12 +11,12 @@ from tests.operator.builders import NOW, SETTINGS, admit, replica
 from tests.operator.serving.test_reconcile import view, wanting
 
 from busbar.kube.contracts.demand import ReplicaContact
-from busbar.operator.pods.prober import PortSeen
 from busbar.operator.serving.claims import claims
-from busbar.operator.serving.reach import RETURN_S, Evidence, Port, Reach, Word, heard, rule_of
+from busbar.operator.serving.reach import Reach
 from busbar.operator.serving.reconcile import reconcile
 from busbar.operator.watch.projections import ANNOTATION_UNANSWERED, Pod, project_pod
 from busbar.operator.write.actions import Create, Delete, Patch
+from busbar.scheduler.autoscale.reach import RETURN_S, Evidence, Port, PortSeen, Word, heard, rule_of
 
 URL = "http://10.0.0.{}:9400"
 
