@@ -278,6 +278,7 @@ class Handlers:
             else None
         )
         self._scales.show(key, view.plan, scaled, view.pods if told else (), self.targets.clock(), view.day)
+        self._scales.show_lost(key, view.pods, view.reach)
         await self._carry_out(KIND_SERVICE, key, update.actions)
         for reason, message in update.notices:
             self._writer.notice(MODEL_SERVICES, service, reason, message)

@@ -1,8 +1,9 @@
-"""Metrics of services with a latency target or with replicas that may sleep, and of all changes of a service's replicas."""
+"""Metrics of services with a latency target or with replicas that may sleep, of all changes of a service's replicas, and of all
+replicas that are lost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ _KINDS = ("now", "forecast", "p90")
 _TIMES = ("5m", "1h", "24h")
 _STATES = ("ready", "starting", "sleeping")
 """The others leave."""
+LOST_BY = ("gateway", "node")
 _REACTION_S = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
@@ -90,6 +92,17 @@ class ScalingMetrics:
             [*_SERVICE, "pool", "state"],
             registry=registry,
         )
+        self.lost = Counter(
+            "busbar_service_lost_replicas_total",
+            "Replicas beside which another one starts: gateways and the replica's own port say that it answers nobody (gateway), "
+            "or Kubernetes says so of its node (node); each is counted once, by who says it first",
+            ["cause"],
+            registry=registry,
+        )
+        for cause in LOST_BY:
+            self.lost.labels(cause)
+        self._lost: dict[Key, frozenset[str]] = {}
+        """The uids of the replicas that are lost now and are counted."""
         self._in_pools: dict[Key, frozenset[str]] = {}
         """The pools that were shown last."""
 
@@ -152,9 +165,30 @@ class ScalingMetrics:
             self.reaction.labels("ready").observe(max(0.0, now_s - awaited.since_s))
             del self._awaited[key]
 
+    def show_lost(self, key: Key, pods: Iterable[Pod], reach: Mapping[str, bool]) -> None:
+        """Counts the replicas that are lost since the last call.
+
+        Args:
+            pods: all of the service, those on silent nodes marked.
+            reach: what was decided about them now: True where one is lost (`Reach.look`).
+        """
+        before = self._lost.pop(key, frozenset())
+        now: set[str] = set()
+        for pod in pods:
+            noted = pod.unanswered_since is not None
+            by_gateway = reach.get(pod.uid, noted)
+            if pod.leaving or pod.parked or not (by_gateway or pod.silent):
+                continue
+            now.add(pod.uid)
+            if pod.uid not in before and not noted:
+                self.lost.labels("gateway" if by_gateway else "node").inc()
+        if now:
+            self._lost[key] = frozenset(now)
+
     def gone(self, key: Key) -> None:
         """The service is deleted."""
         self._awaited.pop(key, None)
+        self._lost.pop(key, None)
         self.forget(key)
         self._show_replicas(key, [])
 

@@ -47,6 +47,7 @@ NAMES = {
     "busbar_scheduling_round_seconds",
     "busbar_service_capacity_rps",
     "busbar_service_demand_rps",
+    "busbar_service_lost_replicas",
     "busbar_service_reaction_seconds",
     "busbar_service_replicas",
     "busbar_service_scale_decisions",

@@ -7,11 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from tests.operator.builders import NOW, SETTINGS, admit, replica
 from tests.operator.serving.test_reconcile import view, wanting
 
 from busbar.kube.contracts.demand import ReplicaContact
+from busbar.kube.informer import Key
 from busbar.operator.serving.claims import claims
+from busbar.operator.serving.metrics import LOST_BY, ScalingMetrics
 from busbar.operator.serving.reach import Reach
 from busbar.operator.serving.reconcile import reconcile
 from busbar.operator.watch.projections import ANNOTATION_UNANSWERED, Pod, project_pod
@@ -213,3 +216,30 @@ def test_it_leaves_once_another_one_serves_and_its_time_is_up() -> None:
 def test_the_gateway_goes_on_asking_it() -> None:
     assert (noted().takes_requests, noted().stays, noted().is_open) == (False, False, True)
     assert not noted(draining_since=NOW).is_open
+
+
+def test_each_lost_replica_is_counted_once_by_who_says_it_first() -> None:
+    registry, key = CollectorRegistry(), Key("team", "web")
+    metrics = ScalingMetrics(registry)
+
+    def counted() -> tuple[float | None, ...]:
+        name = "busbar_service_lost_replicas_total"
+        return tuple(registry.get_sample_value(name, {"cause": cause}) for cause in LOST_BY)
+
+    assert counted() == (0, 0)
+    of = serving(0)
+    for _ in range(2):
+        metrics.show_lost(key, [of, serving(1, silent=True), serving(2)], {of.uid: True})
+    assert counted() == (1, 1)
+    metrics.show_lost(key, [noted(), serving(1, silent=True)], {})
+    metrics.show_lost(key, [noted(silent=True), serving(1)], {})
+    assert counted() == (1, 1), "it was lost before its node was"
+    metrics.show_lost(key, [noted(), serving(1, silent=True)], {of.uid: False})
+    assert counted() == (1, 2), "the other one had come back, and is lost again"
+    metrics.show_lost(key, [of], {of.uid: True})
+    assert counted() == (2, 2)
+    metrics.show_lost(key, [serving(3, silent=True, draining_since=NOW)], {})
+    assert counted() == (2, 2), "beside what leaves none starts"
+    metrics.gone(key)
+    metrics.show_lost(key, [noted()], {})
+    assert counted() == (2, 2), "a restarted operator has counted it before"
