@@ -53,7 +53,7 @@ class Reach:
             if lost or evidence.word is not Word.NONE:
                 self._ask(pod)
             runs_s = None if pod.started_at is None else (now - pod.started_at).total_seconds()
-            serving.append(Seen(pod.uid, evidence, runs_s, lost))
+            serving.append(Seen(pod.uid, evidence, runs_s, lost, pod.ready))
         return self._reach.look(serving, now_s)
 
 

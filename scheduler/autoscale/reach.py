@@ -50,7 +50,7 @@ class Rule:
     silent_s: float = 0.0
     """The port has been silent for so long."""
     most: float = 1.0
-    """Part of the service's replicas that may be lost by it."""
+    """Part of the service's replicas that may be lost by it; those that start do not count."""
 
 
 RULES = (
@@ -142,6 +142,13 @@ class Seen:
     """For how long its process has run; None: it does not run."""
     lost: bool = False
     """It is noted that it answers nobody."""
+    ready: bool = True
+    """Kubernetes counts it as one that serves."""
+
+    @property
+    def starts(self) -> bool:
+        """Whether it has not served yet: nobody says that it should."""
+        return not (self.ready or self.lost) and self.evidence.word is Word.NONE
 
 
 def heard(rows: Sequence[Told]) -> Evidence:
@@ -205,6 +212,7 @@ class Reach:
         serving = list(replicas)
         found: dict[str, bool] = {}
         lost = sum(each.lost for each in serving)
+        known = sum(not each.starts for each in serving)
         for each in serving:
             if each.lost:
                 if self._is_back(each):
@@ -212,7 +220,7 @@ class Reach:
             elif each.runs_s is not None and each.runs_s > each.evidence.failing_s:
                 # (One that was started since then is not what failed.)
                 rule = rule_of(each.evidence)
-                if rule is not None and lost + 1 <= rule.most * len(serving):
+                if rule is not None and lost + 1 <= rule.most * known:
                     lost += 1
                     found[each.name] = True
                     self._count(each.name, now_s)

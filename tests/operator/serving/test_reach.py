@@ -121,6 +121,18 @@ def test_a_gateway_that_is_cut_off_or_lies_takes_nothing_from_a_replica_that_oth
     assert only.look(fails(0, 50, 100.0)) == {}, "it is the gateway's own network"
 
 
+def test_replicas_that_start_beside_lost_ones_make_them_no_smaller_part() -> None:
+    world = World([serving(index) for index in range(4)])
+    lies = [fails(index, 50, 100.0) for index in range(4)]
+    assert world.look(*lies) == {"web-0": True, "web-1": True}
+    for index in (4, 5):
+        world.pods.append(serving(index, ready=False))
+        world.ports[world.pods[index].uid] = PortSeen(False, world.now_s)
+    assert world.after(1.0, *lies) == {}
+    world.pods[4:] = [serving(index) for index in (4, 5)]
+    assert world.after(60.0, *lies) == {"web-2": True}, "three of six"
+
+
 def test_an_operator_that_hears_no_replica_at_all_is_no_witness() -> None:
     world = World([serving(index) for index in range(4)])
     for index in range(4):
