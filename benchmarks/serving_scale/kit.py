@@ -1,8 +1,8 @@
 """Rows of serving across GPU types: scaling on public loads, the mix solver, a published allocation, the step model.
 
-    python -m benchmarks.serving_scale.kit azure servegen_2 servegen_9 servegen_180_2 servegen_180_9 steps warm warm_days failures solver melange step_model --data DIR
+    python -m benchmarks.serving_scale.kit azure servegen_2 servegen_9 servegen_180_2 servegen_180_9 steps warm warm_days failures failures_zones solver melange step_model --data DIR
     python -m benchmarks.serving_scale.kit servegen_180_2_busiest servegen_180_9_busiest --data DIR
-    python -m benchmarks.serving_scale.kit shared_12 shared_12_elastic shared_16_elastic --data DIR
+    python -m benchmarks.serving_scale.kit shared_12 shared_12_elastic shared_16_elastic shared_failures --data DIR
 
 `DIR/azure_llm_2023` holds AzureLLMInferenceTrace_conv.csv of Azure/AzurePublicDataset, `DIR/servegen/m-small` the
 category of alibaba/ServeGen, `DIR/melange_paper` the allocations that arXiv:2404.14527 prints, `DIR/philly` the jobs of msr-fiddle/philly-traces as one CSV. Each case writes one
@@ -21,7 +21,7 @@ import sys
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -37,6 +37,7 @@ from busbar.scheduler.simulate.serving_failures import Failures
 from busbar.scheduler.simulate.serving_plan import Plan, Question, answer
 from busbar.scheduler.simulate.serving_pools import LLAMA_8B, parse_pools
 from busbar.scheduler.simulate.serving_replica import Replica, Request
+from busbar.scheduler.simulate.serving_result import ServingResult, late_for_each
 from busbar.scheduler.simulate.serving_trace import WINDOW_S, ServingTrace, requests_csv, servegen, steps
 
 Row = dict[str, Any]
@@ -58,7 +59,12 @@ def _plan(
     failures: Failures | None = None,
     zones: int = 0,
     least: int = 1,
+    calm: Sequence[ServingResult] = (),
 ) -> Plan:
+    """
+    Args:
+        calm: the same fleets without failures, where they are known already.
+    """
     question = Question(
         parse_pools(pools),
         SLO,
@@ -76,7 +82,7 @@ def _plan(
         if done % max(total // 10, 60) < 60:
             print(f"  {trace.name} {name} {done / total:.0%}", end="\r", file=sys.stderr)
 
-    return answer(trace, question, progress)
+    return answer(trace, question, progress, calm)
 
 
 def _row(name: str, found: Plan, **most: float) -> Row:
@@ -161,44 +167,64 @@ NODE_MTBF_H = 2048 * 54 * 24 / 419
 ZONES = "L4:a=8@0.70,L4:b=8@0.70,A10G:a=8@1.01,A10G:b=8@1.01,A100:a=16@3.67,A100:b=16@3.67,H100:a=8@7.516,H100:b=8@7.516"
 
 
+FAILING = {"attainment": 0.99, "cost_over_static": 0.65, "cost_over_bound": 1.5}
+
+
 def failing(data: Path) -> list[Row]:
-    """ServeGen's day 2 with failures of nodes: at the published rate, at one so high that a day has some, and with replicas in
-    two zones. What one failure costs scales the second to the first."""
+    """ServeGen's day 2 with failures of nodes, at the published rate and at one so high that a day has some; what one failure costs
+    scales the second to the first. And with processes that end and replicas that hang."""
     trace = servegen(data / "servegen/m-small", 2, 60)
-    bars = {"attainment": 0.99, "cost_over_static": 0.65, "cost_over_bound": 1.5}
-    rows = []
-    for name, hours, pools, zones in (
-        (f"node MTBF {NODE_MTBF_H:.0f} h", NODE_MTBF_H, POOLS, 0),
-        ("node MTBF 6 h, repaired in 1 h", 6.0, POOLS, 0),
-        ("node MTBF 6 h, two of each node, at least 2 replicas", 6.0, ZONES, 0),
-        ("the same in two zones", 6.0, ZONES, 2),
+    rows: list[Row] = []
+    calm: Sequence[ServingResult] = ()
+    for name, hours, failures in (
+        (f"node MTBF {NODE_MTBF_H:.0f} h", NODE_MTBF_H, Failures(node_mtbf_s=3600 * NODE_MTBF_H)),
+        ("node MTBF 6 h, repaired in 1 h", 6.0, Failures(node_mtbf_s=6 * 3600.0)),
+        ("processes end, MTBF 6 h", None, Failures(replica_mtbf_s=6 * 3600.0)),
+        ("replicas hang, MTBF 6 h", None, Failures(hang_mtbf_s=6 * 3600.0)),
     ):
-        failures = Failures(node_mtbf_s=3600 * hours, repair_s=3600.0)
-        least = 2 if pools is ZONES else 1
-        found = _plan(
-            trace, 60, policies=("busbar",), pools=pools, failures=failures, zones=zones, least=least
-        )
-        row = _row(f"ServeGen m-small day 2, 60 s start, {name}", found, **bars)
+        found = _plan(trace, 60, policies=("busbar",), failures=failures, calm=calm)
+        row = _row(f"ServeGen m-small day 2, 60 s start, {name}", found, **FAILING)
         rows.append(_with_failures(row, found, hours))
+        calm = found.undisturbed
     return rows
 
 
-def _with_failures(row: Row, found: Plan, hours: float) -> Row:
-    """What failed, and what is late at the published rate by what one failure cost here."""
+def failing_zones(data: Path) -> list[Row]:
+    """The same with two zones of each pool, and replicas in one or in both."""
+    trace = servegen(data / "servegen/m-small", 2, 60)
+    rows = []
+    for name, zones in (
+        ("node MTBF 6 h, two of each node, at least 2 replicas", 0),
+        ("the same in two zones", 2),
+    ):
+        failures = Failures(node_mtbf_s=6 * 3600.0)
+        found = _plan(trace, 60, policies=("busbar",), pools=ZONES, failures=failures, zones=zones, least=2)
+        row = _row(f"ServeGen m-small day 2, 60 s start, {name}", found, **FAILING)
+        rows.append(_with_failures(row, found, 6.0))
+    return rows
+
+
+def _with_failures(row: Row, found: Plan, hours: float | None) -> Row:
+    """What failed; and, for nodes that fail every so many hours, what is late at the published rate by what one failure cost
+    here."""
     [ours], [calm] = found.results, found.undisturbed
     told = ours.told
-    late = (calm.attainment - ours.attainment) * ours.requests
-    at_rate = calm.attainment - late / ours.requests * hours / NODE_MTBF_H
     row["measured"] |= {
         "attainment_without_failures": round(calm.attainment, 5),
+        "cost_per_h_without_failures": round(calm.cost_per_h, 3),
         "node_failures": told.node_failures,
-        "replicas_lost": told.lost_replicas,
+        "replicas_lost": told.stopped,
+        "lost_by_gateway": told.by_gateway,
+        "lost_by_node": told.by_node,
         "requests_resumed": told.resumed,
         "requests_retried": told.retried,
-        "late_per_lost_replica": round(late / told.lost_replicas, 1) if told.lost_replicas else None,
-        "attainment_at_the_published_rate": round(at_rate, 5),
+        "late": ours.late,
+        "late_per_lost_replica": late_for_each(ours, calm),
         "cost_per_h": round(ours.cost_per_h, 3),
     }
+    if hours is not None:
+        at_rate = calm.attainment - (calm.attainment - ours.attainment) * hours / NODE_MTBF_H
+        row["measured"]["attainment_at_the_published_rate"] = round(at_rate, 5)
     return row
 
 
@@ -490,6 +516,7 @@ CASES: dict[str, Callable[[Path], list[Row]]] = {
     "servegen_180_2_busiest": servegen_hours(2, 8, 180, attainment=0.97, cost_over_static=0.72),
     "servegen_180_9_busiest": servegen_hours(9, 8, 180, attainment=0.97, cost_over_static=0.72),
     "failures": failing,
+    "failures_zones": failing_zones,
     "warm": warm,
     "warm_days": warm_days,
     "steps": stepped,
@@ -497,6 +524,7 @@ CASES: dict[str, Callable[[Path], list[Row]]] = {
     "shared_12": shared.case(3, 4, may_shrink=False),
     "shared_12_elastic": shared.case(3, 4, may_shrink=True),
     "shared_16_elastic": shared.case(2, 8, may_shrink=True),
+    "shared_failures": shared.case(3, 4, may_shrink=True, failures=shared.FAILURES),
     "melange": melange,
     "step_model": step_model,
 }

@@ -289,9 +289,7 @@ def _may_answer_again(view: ServiceView, pod: Pod) -> bool:
         return False
     waited_s = (view.now - pod.unanswered_since).total_seconds()
     serving = sum(p.takes_requests for p in view.pods)
-    return may_answer_again(
-        waited_s, serving, view.status.desired_replicas or 0, view.settings.node_lost_s
-    )
+    return may_answer_again(waited_s, serving, view.status.desired_replicas or 0, view.settings.node_lost_s)
 
 
 def _drain(view: ServiceView, pod: Pod, staying: Set[str]) -> PostToPod:

@@ -1,10 +1,8 @@
-"""The replicas of a simulated service: they start, serve, drain, sleep, fail and leave, and requests are routed over them.
+"""The replicas of a simulated service: they start, serve, drain, sleep and leave, and requests are routed over them.
 
 A new replica is ready after the start time (or the wake time, while replicas sleep). A surplus one takes no more requests;
 those that it has not begun with go to others, its streams move there with their keys and values (`ServingSettings.moves`) or end
-where they are, and then it leaves. What fails and what is seen of it is in `serving_failures.py`: requests of a lost replica go
-on elsewhere, with the prompt and the tokens so far computed anew, and another one starts beside it as soon as its node is known
-not to answer.
+where they are, and then it leaves. What fails is in `serving_failures.py`, and what becomes of it in `serving_losses.py`.
 
 The gateway splits each bucket over the columns by the shares for what is ready, recomputed when that changes
 (`autoscale.shares`, which the real gateway runs, too), and takes the replica with the least work in the column; where prompts
@@ -15,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
@@ -24,6 +22,7 @@ from ..autoscale.mix import Column, routing_shares, spread
 from ..autoscale.shares import PATIENCE, Turns
 from ..autoscale.step_model import Slo, StepModel
 from .serving_failures import Failures
+from .serving_member import Member, Told
 from .serving_replica import Replica, Request
 
 
@@ -45,6 +44,9 @@ class Places(Protocol):
 
     def stock(self) -> Mapping[str, int]:
         """Accelerators by pool on the nodes that are there."""
+
+    def others_answer(self) -> bool:
+        """Whether the operator hears from workloads of others."""
 
     @property
     def node_failures(self) -> int:
@@ -81,44 +83,6 @@ class ServingSettings:
 
 
 @dataclass(slots=True)
-class Member:
-    """One replica and its life."""
-
-    column: Column
-    ready_s: float
-    replica: Replica
-    woken: bool
-    draining_s: float | None = None
-    """Since when it takes no more requests."""
-    moved_bytes: float = 0.0
-    """Of its streams, sent to others."""
-    place: str = ""
-    """Its name at `Places`."""
-    failed_s: float | None = None
-    """When its node failed."""
-    replaced: bool = False
-    """Its node does not answer, and another one is wanted in its place."""
-    ends_s: float = math.inf
-    """When its process fails by itself."""
-
-
-@dataclass(slots=True)
-class Told:
-    """What failures and drains did, to requests that count."""
-
-    node_failures: int = 0
-    replica_failures: int = 0
-    lost_replicas: int = 0
-    """By nodes."""
-    resumed: int = 0
-    """Streams that went on elsewhere with everything computed anew."""
-    retried: int = 0
-    """Requests without a token that went to another replica after a failure."""
-    moved: int = 0
-    """Streams that a drain moved with their keys and values."""
-
-
-@dataclass(slots=True)
 class Cluster:
     """All replicas, and the gateway's view of them."""
 
@@ -144,6 +108,7 @@ class Cluster:
     told: Told = field(default_factory=Told)
     changed: bool = False
     """The gateway must compute its shares anew."""
+    _added: int = 0
     _rng: Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -151,18 +116,22 @@ class Cluster:
 
     def add(self, column: Column, ready_s: float, woken: bool = False, place: str = "") -> None:
         """One more replica."""
-        member = Member(
-            column, ready_s, Replica.of(self.models[column.key], self.slo, ready_s), woken, place=place
-        )
-        self._starts(member, ready_s)
+        self._added += 1
+        replica = Replica.of(self.models[column.key], self.slo, ready_s)
+        began_s = ready_s - self.settings.start_s
+        member = Member(str(self._added), column, ready_s, replica, woken, began_s, place=place)
+        self.starts(member, ready_s)
         self.members.append(member)
 
-    def _starts(self, member: Member, ready_s: float) -> None:
+    def starts(self, member: Member, ready_s: float) -> None:
         """Its process begins (again) and is ready then."""
-        mean_s = self.settings.failures.replica_mtbf_s
-        member.ready_s, member.failed_s, member.replaced = ready_s, None, False
+        failures = self.settings.failures
+        member.ready_s, member.failed_s = ready_s, None
         member.replica = Replica.of(self.models[member.column.key], self.slo, ready_s)
-        member.ends_s = math.inf if mean_s is None else ready_s + self._rng.expovariate(1 / mean_s)
+        member.ends_s, member.hangs_s = (
+            math.inf if mean_s is None else ready_s + self._rng.expovariate(1 / mean_s)
+            for mean_s in (failures.replica_mtbf_s, failures.hang_mtbf_s)
+        )
 
     def admit(self, now_s: float, start_s: float) -> None:
         """The replicas that have a place now start."""
@@ -175,18 +144,20 @@ class Cluster:
         starting = dict(ready)
         for member in self.members:
             if _stays(member):
-                (ready if self._is_ready(member, now_s) else starting)[member.column.key] += 1
+                (ready if self.is_ready(member, now_s) else starting)[member.column.key] += 1
         for column in self.unplaced.values():
             starting[column.key] += 1
         return ready, starting
 
-    def _is_ready(self, member: Member, now_s: float) -> bool:
-        return member.ready_s <= now_s and not member.replaced
+    def is_ready(self, member: Member, now_s: float) -> bool:
+        """Whether it counts as one that serves; what hangs does not to its readiness probe."""
+        hangs = member.failed_s is not None and member.away_s is None
+        return member.ready_s <= now_s and not member.replaced and (not hangs or self._is_open(member, now_s))
 
     def _is_open(self, member: Member, now_s: float) -> bool:
         """Whether the gateway sends requests there."""
         failed_s = member.failed_s
-        seen = failed_s is None or now_s - failed_s < self.settings.failures.unnoticed_s
+        seen = failed_s is None or now_s - failed_s < member.open_s
         return member.ready_s <= now_s and member.draining_s is None and seen
 
     def resize(self, target: Mapping[str, int], now_s: float) -> None:
@@ -250,7 +221,8 @@ class Cluster:
         gone = [m for m in draining if m.ready_s > now_s or not m.replica.in_flight]
         for member in gone:
             self.asleep += member.woken
-            if member.ready_s <= now_s and len(self.dozing) < self.may_sleep:
+            works = member.ready_s <= now_s and member.failed_s is None
+            if works and len(self.dozing) < self.may_sleep:
                 self.dozing.append((member.column, member.place))
             elif self.places is not None:
                 self.places.give_back(member.place, now_s)
@@ -277,7 +249,7 @@ class Cluster:
             member.moved_bytes += size
             member.replica.hand_over(request)
             peer.replica.adopt(request, now_s)
-            self.told.moved += self._counts_in(request)
+            self.told.moved += self.counts_in(request)
 
     def _peer(self, request: Request, now_s: float) -> Member | None:
         """The replica with the least work that serves the bucket and has room for the stream."""
@@ -292,74 +264,8 @@ class Cluster:
         ]
         return _least(able) if able else None
 
-    def _counts_in(self, request: Request) -> bool:
+    def counts_in(self, request: Request) -> bool:
         return request.arrival_s >= self.settings.warm_up_s
-
-    # -- failures ------------------------------------------------------------------------------------
-
-    def fail(self, now_s: float) -> None:
-        """What has failed stops, what is noticed is resumed, beside what does not answer others start, and it is given up."""
-        away = self.places.failed(now_s) if self.places is not None else ()
-        gone: list[Member] = []
-        before = {id(member) for member in self.members if member.replaced}
-        for member in self.members:
-            if member.place in away:
-                self._on_lost_node(member, now_s, gone)
-            elif member.failed_s is not None or now_s >= member.ends_s:
-                self._ends(member, now_s)
-        for column, place in [row for row in self.dozing if row[1] in away]:
-            self.dozing.remove((column, place))
-            self._give_back(place, now_s)
-        differs = before != {id(member) for member in self.members if member.replaced}
-        if gone:
-            self.members = [m for m in self.members if m not in gone]
-        if differs:  # after those that are given up have left: their places are free
-            self.resize(self.wanted, now_s)
-
-    def _on_lost_node(self, member: Member, now_s: float, gone: list[Member]) -> None:
-        failures, counted = self.settings.failures, now_s > self.settings.warm_up_s
-        if member.failed_s is None:
-            member.failed_s = now_s
-            member.replica.stopped = True
-            self.told.lost_replicas += counted
-        since_s = now_s - member.failed_s
-        if since_s >= failures.unnoticed_s and member.replica.in_flight:
-            self._resume(member, now_s)
-        member.replaced = since_s >= failures.unready_s
-        if since_s >= failures.lost_s or (member.draining_s is not None and since_s >= failures.unnoticed_s):
-            gone.append(member)
-            self._give_back(member.place, now_s)
-
-    def _ends(self, member: Member, now_s: float) -> None:
-        """Its process has failed, or its node is back: its container starts again where it is."""
-        if member.failed_s is None:
-            self.told.replica_failures += now_s > self.settings.warm_up_s
-        given = member.replica.give_up()
-        self._starts(member, now_s + self.settings.start_s)
-        self._again(given, now_s)
-
-    def _resume(self, member: Member, now_s: float) -> None:
-        self._again(member.replica.give_up(), now_s)
-
-    def _again(self, requests: Iterable[Request], now_s: float) -> None:
-        """Requests that lost their replica go to others."""
-        self.reopen(now_s)
-        for request in requests:
-            if self._counts_in(request):
-                begun = request.generated > 0
-                self.told.resumed += begun
-                self.told.retried += not begun
-            self.route(request, now_s)
-
-    def close(self, now_s: float) -> Told:
-        """The load has ended: the requests of all lost replicas go on elsewhere, noticed or not."""
-        lost = [member for member in self.members if member.failed_s is not None]
-        for member in lost:
-            member.failed_s = -math.inf
-        for member in lost:
-            self._resume(member, now_s)
-        self.told.node_failures = self.places.node_failures if self.places is not None else 0
-        return self.told
 
     def reopen(self, now_s: float) -> None:
         """The gateway sends nothing any more to what it knows is lost."""
@@ -369,10 +275,6 @@ class Cluster:
             for key, members in self.ready.items()
             if (open_ := [m for m in members if self._is_open(m, now_s)])
         }
-
-    def _give_back(self, place: str, now_s: float) -> None:
-        assert self.places is not None
-        self.places.give_back(place, now_s)
 
     def stock(self, now_s: float) -> dict[str, int] | None:
         """Accelerators by pool that are there; what is not given up yet counts. None: nothing is known to limit."""
@@ -413,7 +315,10 @@ class Cluster:
         if column is None:
             # Nothing ready serves this bucket within the SLO, or it is new: the fastest prompt processing.
             column = min(self.ready, key=lambda key: (self.models[key].d_s, key))
-        _least(self.ready[column]).replica.take(request, now_s)
+        chosen = _least(self.ready[column])
+        chosen.replica.take(request, now_s)
+        if chosen.failed_s is not None:
+            chosen.unanswered_since.append(now_s)
 
     def _wait_s(self, column: str) -> float:
         """Seconds of prompts before a request that goes there now."""

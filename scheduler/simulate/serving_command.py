@@ -83,7 +83,7 @@ def failure_options(command: Callable[..., None]) -> Callable[..., None]:
             type=hours,
             help="Nodes fail: mean hours between the failures of one node. Default: none fails.",
         ),
-        click.option("--repair", type=hours, default=1.0, show_default=True, help="Hours until it is back."),
+        click.option("--repair", type=hours, help="Hours until it is back. Default: 1."),
         click.option(
             "--outages",
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -92,7 +92,12 @@ def failure_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--replica-mtbf",
             type=hours,
-            help="Replicas fail by themselves: mean hours between the failures of one. Default: none fails.",
+            help="Processes of replicas end by themselves: mean hours between the failures of one. Default: none does.",
+        ),
+        click.option(
+            "--hang-mtbf",
+            type=hours,
+            help="Replicas hang, running on without an answer: mean hours between the hangs of one. Default: none does.",
         ),
     )
     for option in reversed(options):
@@ -168,9 +173,10 @@ def plan_capacity(
     min_replicas: int,
     min_zones: int,
     node_mtbf: float | None,
-    repair: float,
+    repair: float | None,
     outages: Path | None,
     replica_mtbf: float | None,
+    hang_mtbf: float | None,
     scale: float,
     day: int | None,
     peak: float | None,
@@ -206,7 +212,9 @@ def plan_capacity(
             quota=quota,
             min_replicas=min_replicas,
             min_zones=min_zones,
-            failures=read_failures(node_mtbf, repair, outages, replica_mtbf, seed, nodes_of(parsed)),
+            failures=read_failures(
+                node_mtbf, repair, outages, replica_mtbf, hang_mtbf, seed, nodes_of(parsed)
+            ),
         )
         trace = read_requests(source, scale, day, peak, seed)
         trace = trace.until(3600 * hours) if hours is not None else trace
@@ -237,19 +245,25 @@ def read_requests(source: Path, scale: float, day: int | None, peak: float | Non
 
 def read_failures(
     node_mtbf: float | None,
-    repair: float,
+    repair: float | None,
     outages: Path | None,
     replica_mtbf: float | None,
+    hang_mtbf: float | None,
     seed: int,
     nodes: Mapping[str, int],
 ) -> Failures:
-    """What shall fail, from hours; `nodes` by pool. Raises ServingModelError, TraceError."""
+    """What shall fail, from hours; `nodes` by pool. Raises ValueError, ServingModelError, TraceError."""
     from .serving_failures import Failures, outages_csv
 
+    if repair is not None and node_mtbf is None:
+        raise ValueError(
+            "--repair is how long a node is away that --node-mtbf lets fail; give --node-mtbf, too"
+        )
     return Failures(
         node_mtbf_s=None if node_mtbf is None else 3600 * node_mtbf,
         replica_mtbf_s=None if replica_mtbf is None else 3600 * replica_mtbf,
-        repair_s=3600 * repair,
+        hang_mtbf_s=None if hang_mtbf is None else 3600 * hang_mtbf,
+        repair_s=3600.0 if repair is None else 3600 * repair,
         listed=() if outages is None else outages_csv(outages, nodes),
         seed=seed,
     )

@@ -17,6 +17,7 @@ from ..autoscale.fleet import RATE_S, Decision, Observation
 from ..autoscale.mix import Column
 from ..autoscale.step_model import Slo, StepModel
 from .serving_cluster import Cluster, Places, ServingSettings
+from .serving_losses import Losses
 from .serving_replica import Request
 from .serving_result import ServingResult
 from .serving_trace import Buckets, ServingTrace
@@ -72,7 +73,7 @@ def run(
             for _ in range(begun.get(column.key, 0)):
                 cluster.add(column, 0.0)
     cluster.reroute(first, 0.0)
-    _Loop(trace, index, cluster, result, policy, len(buckets.means)).run(progress)
+    _Loop(trace, index, cluster, Losses(cluster), result, policy, len(buckets.means)).run(progress)
     return result
 
 
@@ -91,6 +92,7 @@ class _Loop:
     trace: ServingTrace
     index: Sequence[int]
     cluster: Cluster
+    losses: Losses
     result: ServingResult
     policy: Policy
     buckets: int
@@ -141,7 +143,7 @@ class _Loop:
             if replica.ended:
                 self._count(replica.ended)
                 replica.ended.clear()
-        cluster.fail(now_s)
+        self.losses.advance(now_s)
         if cluster.settings.warm:
             wanted = sum(cluster.wanted.values())
             cluster.may_sleep = self.policy.sleepers(now_s, wanted, cluster.settings.warm)
@@ -192,7 +194,7 @@ class _Loop:
 
     def _finish(self) -> None:
         """What is in flight at the end runs on, elsewhere if its replica is lost; what nobody took is late."""
-        self.result.told = self.cluster.close(math.ceil(self.trace.duration_s))
+        self.result.told = self.losses.close(math.ceil(self.trace.duration_s))
         for member in self.cluster.members:
             member.replica.advance(_END_S)
             self._count(member.replica.ended)

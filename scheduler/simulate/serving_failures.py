@@ -2,12 +2,10 @@
 
 A node fails and is repaired, over and over: the times between are exponential with mean `node_mtbf_s`, drawn from the seed and
 the node's name, so each fleet on one load meets the same failures. Or the outages are listed. All replicas of a node are lost
-at once and their accelerators are away until it is back. A replica's process fails by itself after exponential times with mean
-`replica_mtbf_s`, and starts again where it is.
+at once and their accelerators are away until it is back. A replica's process ends by itself after exponential times with mean
+`replica_mtbf_s`, and hangs after those with mean `hang_mtbf_s`.
 
-What the product makes of it, by its own defaults: the gateway sees a connection that breaks at once, and a node that
-falls silent after `unnoticed_s`; then it resumes the requests on other replicas. After `unready_s` Kubernetes says that a node
-does not answer, and the operator starts others beside its replicas; these are given up after `lost_s`.
+What the product makes of it is in `serving_losses.py`.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from ..autoscale.reach import NODE_LOST_S, NODE_UNREADY_S
 from ..errors import ServingModelError, TraceError
 from .serving_pools import Pool
 
@@ -43,24 +42,26 @@ class Failures:
 
     node_mtbf_s: float | None = None
     replica_mtbf_s: float | None = None
+    """Its process ends."""
+    hang_mtbf_s: float | None = None
+    """It runs on and answers nobody."""
     repair_s: float = 3600.0
     """How long a node is away."""
     listed: tuple[Outage, ...] = ()
     """In place of `node_mtbf_s`."""
     seed: int = 0
-    unnoticed_s: float = 20.0
-    """The gateway asks a replica that is silent for 10 s for its health, and gives it up after two checks."""
-    unready_s: float = 40.0
-    """Kubernetes' default until a node without a heartbeat counts as one that does not answer, and its pods are not ready."""
-    lost_s: float = 100.0
-    """40 s until the node is silent, and 60 s more until the operator gives up its replicas (`node_lost_s`)."""
+    unready_s: float = NODE_UNREADY_S
+    """Until Kubernetes says that a node that is away does not answer, and its pods are not ready."""
 
     def __post_init__(self) -> None:
-        for name, value in (("node", self.node_mtbf_s), ("replica", self.replica_mtbf_s)):
+        for name, value in (
+            ("failures of a node", self.node_mtbf_s),
+            ("failures of a replica", self.replica_mtbf_s),
+            ("hangs of a replica", self.hang_mtbf_s),
+        ):
             if value is not None and not (math.isfinite(value) and value >= LEAST_MTBF_S):
                 raise ServingModelError(
-                    f"the mean time between failures of a {name} is {value:g} s; it must be at least"
-                    f" {LEAST_MTBF_S:.0f} s"
+                    f"the mean time between {name} is {value:g} s; it must be at least {LEAST_MTBF_S:.0f} s"
                 )
         if not (math.isfinite(self.repair_s) and self.repair_s >= 0):
             raise ServingModelError(f"the time of a repair is {self.repair_s:g} s; it must be zero or more")
@@ -70,7 +71,18 @@ class Failures:
     @property
     def any(self) -> bool:
         """Whether anything can fail."""
-        return bool(self.listed) or self.node_mtbf_s is not None or self.replica_mtbf_s is not None
+        means = (self.node_mtbf_s, self.replica_mtbf_s, self.hang_mtbf_s)
+        return bool(self.listed) or any(mean_s is not None for mean_s in means)
+
+    @property
+    def of_nodes(self) -> bool:
+        """Whether nothing but nodes can fail."""
+        return self.replica_mtbf_s is None and self.hang_mtbf_s is None
+
+    @property
+    def lost_s(self) -> float:
+        """Until the operator gives up the replicas of a node that is away."""
+        return self.unready_s + NODE_LOST_S
 
     def outages(self, nodes: Mapping[str, int], end_s: float) -> list[Outage]:
         """All of them until the end, by time, for so many nodes by pool."""
@@ -169,6 +181,10 @@ class NodePlaces:
             )
             for pool in self.pools
         }
+
+    def others_answer(self) -> bool:
+        """There are none."""
+        return False
 
     @property
     def node_failures(self) -> int:

@@ -16,7 +16,7 @@ from .serving_engine import Policy, run
 from .serving_failures import Failures, NodePlaces
 from .serving_policies import HPA_MOST, Bounds, Hpa, Ours, Static, bounds, rated_in_flight, static_replicas
 from .serving_pools import Pool, columns_of, step_models
-from .serving_result import ServingResult
+from .serving_result import ServingResult, late_for_each
 from .serving_trace import Buckets, ServingTrace, rates_by_minute
 
 Progress = Callable[[str, float, float], None]
@@ -112,6 +112,7 @@ class Plan:
                 if calm.policy == result.policy:
                     row["attainment_without_failures"] = round(calm.attainment, 5)
                     row["cost_per_h_without_failures"] = round(calm.cost_per_h, 3)
+                    row["late_for_each_lost_replica"] = late_for_each(result, calm)
             rows.append(row)
         return {
             "trace": self.trace,
@@ -163,11 +164,11 @@ class Plan:
         found = []
         for result, calm in zip(self.results, self.undisturbed, strict=True) if self.undisturbed else ():
             told = result.told
+            each = late_for_each(result, calm)
             found.append(
-                f"{result.policy}: {told.node_failures} nodes and {told.replica_failures} replicas failed, which stopped"
-                f" {told.lost_replicas + told.replica_failures} replicas; {told.resumed} streams were resumed and"
-                f" {told.retried} requests retried elsewhere. {100 * result.attainment:.2f} % within the SLO,"
-                f" {100 * calm.attainment:.2f} % without failures."
+                f"{result.policy}: {told.sentence()} {100 * result.attainment:.2f} % within the SLO,"
+                f" {100 * calm.attainment:.2f} % without failures"
+                + ("." if each is None else f": {each:.1f} requests late for each replica that failed.")
             )
         if not question.failures.any:
             return found
@@ -181,8 +182,16 @@ class Plan:
         return found
 
 
-def answer(trace: ServingTrace, question: Question, progress: Progress | None = None) -> Plan:
+def answer(
+    trace: ServingTrace,
+    question: Question,
+    progress: Progress | None = None,
+    undisturbed: Sequence[ServingResult] = (),
+) -> Plan:
     """Simulate the fleets on the load.
+
+    Args:
+        undisturbed: the same fleets on this load without failures, where that is known already.
 
     Raises:
         ServingModelError: bad numbers, a load that ends with the warm-up, or no pool holds the model or meets the SLO.
@@ -204,10 +213,12 @@ def answer(trace: ServingTrace, question: Question, progress: Progress | None = 
     static = static_replicas(bound.single, minutes)
     load = _Load(trace, question, buckets, columns, models, minutes, bound, static)
     results = [load.simulate(name, question.failures, show(name)) for name in question.policies]
-    calm: list[ServingResult] = []
-    if question.failures.any:
-        for name in question.policies:
-            calm.append(load.simulate(name, Failures(), show(f"{name} without failures")))
+    calm = list(undisturbed)
+    if question.failures.any and not calm:
+        for name, result in zip(question.policies, results, strict=True):
+            same = question.failures.of_nodes and result.told.node_failures == 0
+            shown = show(f"{name} without failures")
+            calm.append(result if same else load.simulate(name, Failures(), shown))
     return Plan(
         trace.name,
         len(trace),

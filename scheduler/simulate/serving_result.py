@@ -6,7 +6,16 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 
-from .serving_cluster import Told
+from .serving_member import Told
+
+
+def late_for_each(result: ServingResult, calm: ServingResult) -> float | None:
+    """Requests that are late for each replica that failed; None: none did.
+
+    Args:
+        calm: the same fleet on the same load without failures.
+    """
+    return round((result.late - calm.late) / result.told.stopped, 1) if result.told.stopped else None
 
 
 @dataclass(slots=True)
@@ -36,6 +45,11 @@ class ServingResult:
         return self.within / self.requests if self.requests else 1.0
 
     @property
+    def late(self) -> int:
+        """Requests outside of the target."""
+        return self.requests - self.within
+
+    @property
     def cost_per_h(self) -> float:
         return self.cost / self.hours if self.hours else 0.0
 
@@ -62,6 +76,9 @@ class ServingResult:
             "node_failures": self.told.node_failures,
             "replicas_lost_with_nodes": self.told.lost_replicas,
             "replica_failures": self.told.replica_failures,
+            "replica_hangs": self.told.replica_hangs,
+            "lost_by_gateway": self.told.by_gateway,
+            "lost_by_node": self.told.by_node,
             "requests_resumed": self.told.resumed,
             "requests_retried": self.told.retried,
             "streams_moved_by_drains": self.told.moved,

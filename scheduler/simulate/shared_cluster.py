@@ -137,6 +137,12 @@ class SharedCluster(ClusterEngine):
             there[pools[node.pool]] += node.capacity.accelerators_m // 1000 * node.ready
         return {kind: min(count, there[kind]) for kind, count in self.guarantee.items()}
 
+    def others_answer(self) -> bool:
+        """Whether the operator hears from training."""
+        away = {node.name for node in self.snapshot.nodes if not node.ready}
+        runs = (entry.seen.run for entry in self.live.values())
+        return any(run is not None and away.isdisjoint(run.placement.nodes) for run in runs)
+
     # -- what the planner sees and does --------------------------------------------------------------
 
     def _snapshot(self, now: float) -> Snapshot:

@@ -19,7 +19,8 @@ from .serving_command import (
 )
 
 if TYPE_CHECKING:
-    from .shared_run import SharedAnswer
+    from .serving_result import ServingResult
+    from .shared_run import SharedAnswer, SharedResult
     from .trace import Trace, TraceCluster
 
 _EPILOG = """\b
@@ -28,6 +29,8 @@ Examples:
       --jobs philly_jobs.csv --begin 640 --backlog 6 --elastic --cluster A100=3x4
   busbar simulate --serving AzureLLMInferenceTrace_conv.csv --scale 12 --pools A100=24@3.67,H100=8@7.516 \\
       --jobs philly_jobs.csv --begin 640 --cluster A100=4x8,H100=1x8 --policy busbar --policy hpa -o json
+  busbar simulate --serving requests.csv --pools A100=9@3.67 --jobs philly_jobs.csv --elastic \\
+      --cluster A100=3x4 --node-mtbf 700 --repair 4 --replica-mtbf 200 --hang-mtbf 500 --seed 1
 """
 
 
@@ -96,9 +99,10 @@ def serving(
     start: float,
     give: float,
     node_mtbf: float | None,
-    repair: float,
+    repair: float | None,
     outages: Path | None,
     replica_mtbf: float | None,
+    hang_mtbf: float | None,
     scale: float,
     day: int | None,
     peak: float | None,
@@ -110,7 +114,8 @@ def serving(
 
     The service's fleet asks for replicas; the planner places them, and stops or shrinks training inside the
     service's guarantee. The policy static holds the fleet of the busiest minute for good, which is a fixed
-    split of the cluster. Without training jobs: busbar plan-capacity.
+    split of the cluster. With failures of nodes or replicas, each fleet is simulated with and without them.
+    Without training jobs: busbar plan-capacity.
     """
     from .command import parse_cluster
     from .serving_pools import parse_pools, parse_slo
@@ -126,7 +131,7 @@ def serving(
             start,
             give,
             policies or ("busbar", "static"),
-            failures=read_failures(node_mtbf, repair, outages, replica_mtbf, seed, machines.nodes),
+            failures=read_failures(node_mtbf, repair, outages, replica_mtbf, hang_mtbf, seed, machines.nodes),
         )
         trace = read_requests(requests, scale, day, peak, seed)
         trace = trace.until(3600 * hours) if hours is not None else trace
@@ -162,37 +167,50 @@ def _print(answer: SharedAnswer, jobs: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console, failed = Console(), bool(answer.undisturbed)
     if not console.is_terminal:
-        console.width = 110
+        console.width = 150 if failed else 110
     table = Table(box=None)
-    for number, name in enumerate(
-        ("fleet", "attained", "cost/h", "training GPU-h", "lost", "resized", "done", "waiting")
-    ):
+    names = ("fleet", "attained", "cost/h", "training GPU-h", "lost", "resized", "done", "waiting")
+    for number, name in enumerate((*names, *(_OF_FAILURES if failed else ()))):
         table.add_column(name, justify="left" if number == 0 else "right")
-    for row in answer.results:
-        had = row.training
-        lost = had.lost_h / had.held_h if had.held_h else 0.0
-        table.add_row(
-            row.policy,
-            f"{100 * row.serving.attainment:.2f} %",
-            f"{row.serving.cost_per_h:.2f}",
-            f"{had.work_h:.1f}",
-            f"{100 * lost:.2f} %",
-            str(had.resized),
-            str(had.done),
-            str(had.waiting),
-        )
+    for row, calm in zip(answer.results, answer.undisturbed or answer.results, strict=True):
+        table.add_row(*_cells(row), *(_of_failures(row.serving, calm.serving) if failed else ()))
     console.print(table)
     text = f"{jobs} jobs on {answer.capacity} accelerators; the fixed split gives the service"
     text += f" {answer.static_replicas} {answer.static_type}."
     if answer.bound_ratio is not None:
         text += f" A fleet that knows the future would leave training {answer.bound_ratio:.2f} times what the split does."
-    for row in answer.results:
-        told = row.serving.told
-        if told.node_failures or told.replica_failures:
-            text += (
-                f"\n{row.policy}: {told.node_failures} nodes and {told.replica_failures} replicas failed;"
-                f" {told.resumed} streams were resumed and {told.retried} requests retried elsewhere."
-            )
+    for row in answer.results if failed else ():
+        text += f"\n{row.policy}: {row.serving.told.sentence()}"
     console.print(text, soft_wrap=True)
+
+
+_OF_FAILURES = ("without failures", "replicas lost", "late for each")
+
+
+def _cells(row: SharedResult) -> tuple[str, ...]:
+    had = row.training
+    lost = had.lost_h / had.held_h if had.held_h else 0.0
+    return (
+        row.policy,
+        f"{100 * row.serving.attainment:.2f} %",
+        f"{row.serving.cost_per_h:.2f}",
+        f"{had.work_h:.1f}",
+        f"{100 * lost:.2f} %",
+        str(had.resized),
+        str(had.done),
+        str(had.waiting),
+    )
+
+
+def _of_failures(serving: ServingResult, calm: ServingResult) -> tuple[str, ...]:
+    """What was attained without failures, how many replicas failed, and the requests that are late for each."""
+    from .serving_result import late_for_each
+
+    each = late_for_each(serving, calm)
+    return (
+        f"{100 * calm.attainment:.2f} %",
+        str(serving.told.stopped),
+        "–" if each is None else f"{each:.1f}",
+    )

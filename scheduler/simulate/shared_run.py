@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..autoscale.fleet import FleetSettings
@@ -19,7 +19,7 @@ from .serving_engine import Policy, run
 from .serving_failures import Failures
 from .serving_policies import HPA_MOST, Hpa, Ours, Static, bounds, rated_in_flight, static_replicas
 from .serving_pools import Pool, columns_of, step_models
-from .serving_result import ServingResult
+from .serving_result import ServingResult, late_for_each
 from .serving_trace import Buckets, ServingTrace, rates_by_minute
 from .shared_cluster import SharedCluster, TrainingFigures
 from .trace import Trace, TraceCluster
@@ -58,6 +58,15 @@ class SharedQuestion:
                     f" {capacity.get(pool.type, 0)}"
                 )
 
+    @property
+    def guarantee(self) -> dict[str, int]:
+        """Accelerators of the service by type."""
+        return {pool.type: pool.stock for pool in self.pools}
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(stock=self.guarantee, min_replicas=1)
+
 
 @dataclass(frozen=True, slots=True)
 class SharedResult:
@@ -88,6 +97,8 @@ class SharedAnswer:
     capacity: int
     bound_ratio: float | None
     """Accelerators that a clairvoyant fleet leaves to training over those that the static one does; None: several types."""
+    undisturbed: tuple[SharedResult, ...] = ()
+    """The same fleets without failures; empty: none were asked for."""
 
     def to_json(self) -> dict[str, object]:
         """Numbers for people and programs."""
@@ -96,7 +107,21 @@ class SharedAnswer:
             "static_type": self.static_type,
             "accelerators": self.capacity,
             "bound_training_over_static": None if self.bound_ratio is None else round(self.bound_ratio, 4),
-            "fleets": [result.to_json() for result in self.results],
+            "fleets": [
+                result.to_json() | self._beside(result.serving, number)
+                for number, result in enumerate(self.results)
+            ],
+        }
+
+    def _beside(self, serving: ServingResult, number: int) -> dict[str, object]:
+        if not self.undisturbed:
+            return {}
+        calm = self.undisturbed[number]
+        return {
+            "attainment_without_failures": round(calm.serving.attainment, 5),
+            "training_work_accelerator_h_without_failures": round(calm.training.work_h, 3),
+            "replicas_lost": serving.told.stopped,
+            "late_for_each_lost_replica": late_for_each(serving, calm.serving),
         }
 
 
@@ -128,69 +153,88 @@ def share(
     models, _ = step_models(question.pools, question.shape)
     columns = columns_of(question.pools, models, buckets, question.slo)
     minutes = rates_by_minute(trace, buckets)
-    guarantee = {pool.type: pool.stock for pool in question.pools}
-    limits = Limits(stock=guarantee, min_replicas=1)
-    bound = bounds(columns, minutes, limits, 0.0)
+    guarantee = question.guarantee
+    bound = bounds(columns, minutes, question.limits, 0.0)
     static = static_replicas(bound.single, minutes)
     if "static" in question.policies and static > guarantee[bound.single.key]:
         raise ServingModelError(
             f"--pools: the static fleet needs {static} {bound.single.key}, and the service may have"
             f" {guarantee[bound.single.key]}; give it more, or leave the policy static out"
         )
-    results = []
-    for name in question.policies:
-        policy: Policy
-        if name == "busbar":
-            fleet = FleetSettings(start_s=question.start_s, down_after_s=max(300.0, question.start_s))
-            policy = Ours.of(columns, limits, question.slo, fleet, trace.earlier)
-        elif name == "hpa":
-            rated = rated_in_flight(models[bound.single.key], bound.single, buckets.means, minutes)
-            most = min(math.ceil(HPA_MOST * static), guarantee[bound.single.key])
-            policy = Hpa(bound.single, rated, most)
-        else:
-            policy = Static(bound.single, static)
-        results.append(_one(trace, jobs, question, policy, columns, models, buckets, guarantee, progress))
+    load = _Load(trace, jobs, question, buckets, columns, models, minutes, bound.single, static)
+    calm = Failures()
     return SharedAnswer(
-        tuple(results),
+        tuple(load.simulate(name, question.failures, progress) for name in question.policies),
         static,
         bound.single.key,
         sum(question.cluster.capacity().values()),
         _bound_ratio(question, bound.mix_per_h, static),
+        tuple(load.simulate(name, calm, progress) for name in question.policies)
+        if question.failures.any
+        else (),
     )
 
 
-def _one(
-    trace: ServingTrace,
-    jobs: Trace,
-    question: SharedQuestion,
-    policy: Policy,
-    columns: tuple[Column, ...],
-    models: Mapping[str, StepModel],
-    buckets: Buckets,
-    guarantee: Mapping[str, int],
-    progress: Progress | None,
-) -> SharedResult:
-    failures = question.failures
-    settings = Settings(
-        settle_s=SETTLE_S,
-        check=question.check,
-        failures=tuple(
-            (row.at_s, node_name(row.pool, row.node), row.until_s - row.at_s) for row in failures.listed
-        ),
-        node_mtbf_s=failures.node_mtbf_s,
-        repair_s=failures.repair_s,
-        seed=failures.seed,
-    )
-    places = SharedCluster(jobs, question.cluster, PlannerPolicy(), settings, guarantee, question.give_s)
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """Requests and jobs, and what fleets are made of."""
 
-    def show(done: float, total: float) -> None:
-        if progress is not None:
-            progress(policy.name, done, total)
+    trace: ServingTrace
+    jobs: Trace
+    question: SharedQuestion
+    buckets: Buckets
+    columns: tuple[Column, ...]
+    models: Mapping[str, StepModel]
+    minutes: Sequence[Sequence[float]]
+    single: Column
+    static: int
 
-    moves = Moves(kv_token_bytes(question.shape)) if policy.name == "busbar" else None
-    serving = ServingSettings(start_s=question.start_s, moves=moves, failures=failures)
-    result = run(trace, buckets, columns, models, question.slo, policy, serving, show, places)
-    return SharedResult(policy.name, result, places.figures(trace.duration_s), len(places.decisions))
+    def simulate(self, name: str, failures: Failures, progress: Progress | None) -> SharedResult:
+        """One fleet, beside the training jobs."""
+        trace, question, policy = self.trace, self.question, self._policy(name)
+        settings = Settings(
+            settle_s=SETTLE_S,
+            check=question.check,
+            failures=tuple(
+                (row.at_s, node_name(row.pool, row.node), row.until_s - row.at_s) for row in failures.listed
+            ),
+            node_mtbf_s=failures.node_mtbf_s,
+            repair_s=failures.repair_s,
+            seed=failures.seed,
+        )
+        places = SharedCluster(
+            self.jobs, question.cluster, PlannerPolicy(), settings, question.guarantee, question.give_s
+        )
+        shown = name if failures.any or not question.failures.any else f"{name} without failures"
+
+        def show(done: float, total: float) -> None:
+            if progress is not None:
+                progress(shown, done, total)
+
+        moves = Moves(kv_token_bytes(question.shape)) if name == "busbar" else None
+        serving = ServingSettings(start_s=question.start_s, moves=moves, failures=failures)
+        result = run(
+            trace,
+            self.buckets,
+            self.columns,
+            self.models,
+            question.slo,
+            policy,
+            serving,
+            show,
+            places,
+        )
+        return SharedResult(name, result, places.figures(trace.duration_s), len(places.decisions))
+
+    def _policy(self, name: str) -> Policy:
+        question, single = self.question, self.single
+        if name == "busbar":
+            fleet = FleetSettings(start_s=question.start_s, down_after_s=max(300.0, question.start_s))
+            return Ours.of(self.columns, question.limits, question.slo, fleet, self.trace.earlier)
+        if name == "hpa":
+            rated = rated_in_flight(self.models[single.key], single, self.buckets.means, self.minutes)
+            return Hpa(single, rated, min(math.ceil(HPA_MOST * self.static), question.guarantee[single.key]))
+        return Static(single, self.static)
 
 
 def _bound_ratio(question: SharedQuestion, mix_per_h: float, static: int) -> float | None:

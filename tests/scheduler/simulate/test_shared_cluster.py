@@ -83,7 +83,7 @@ def test_a_node_that_fails_takes_replicas_and_training_and_the_service_is_placed
     cluster = TraceCluster({"A100": 2}, {"A100": 4}, prices={"A100": 3.67})
     training = jobs(train("one", 2), train("two", 2), train("three", 2))
     results: list[SharedResult] = []
-    for listed in ((), (Outage(330.0, "A100", 0, 5000.0), Outage(330.0, "A100", 1, 340.0))):
+    for listed in ((), (Outage(330.0, "A100", 0, 5000.0), Outage(100.0, "A100", 1, 110.0))):
         question = SharedQuestion(
             parse_pools("A100=3@3.67"),
             cluster,
@@ -204,6 +204,19 @@ def test_the_command_prints_each_fleet_and_the_bound(tmp_path: Path) -> None:
         name in told.output
         for name in ("busbar", "hpa", "static", "2 jobs on 8 accelerators", "knows the future")
     ] == [True] * 5
+    assert "late for each" not in told.output
+    failing = [*line, "--elastic", "--policy", "busbar", "--replica-mtbf", "0.1", "--hang-mtbf", "0.1"]
+    told = CliRunner().invoke(simulate, failing)
+    assert told.exit_code == 0, told.output
+    assert [name in told.output for name in ("replicas lost", "late for each", "hung, which stopped")] == [
+        True
+    ] * 3
+    [fleet] = json.loads(CliRunner().invoke(simulate, [*failing, "-o", "json"]).stdout)["fleets"]
+    assert fleet["replicas_lost"] > 0
+    assert fleet["serving"]["attainment"] < fleet["attainment_without_failures"]
+    assert fleet["late_for_each_lost_replica"] > 0
+    refused = CliRunner().invoke(simulate, [*failing, "--repair", "2"])
+    assert "give --node-mtbf, too" in refused.output
     late = CliRunner().invoke(simulate, [*line, "--begin", "50"])
     assert "no job of jobs.csv arrives in this time" in late.output
     assert CliRunner().invoke(simulate, ["--serving", str(requests), "--cluster", "A100=1x8"]).exit_code == 2
