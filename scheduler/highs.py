@@ -7,8 +7,9 @@ used.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,34 @@ class Program:
         return len(self.low) - 1
 
 
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """When an answer that takes several programs must be there, by the clock that HiGHS counts its limits by."""
+
+    begun_s: float
+    ends_s: float
+    """Infinite: never."""
+
+    @classmethod
+    def after(cls, seconds: float | None) -> Deadline:
+        """So many seconds from now on; None: no clock ends it."""
+        now_s = time.monotonic()
+        return cls(now_s, math.inf if seconds is None else now_s + seconds)
+
+    def at(self, part: float) -> Deadline:
+        """The end of that part of the time."""
+        return Deadline(self.begun_s, self.begun_s + part * (self.ends_s - self.begun_s))
+
+    @property
+    def left_s(self) -> float | None:
+        """None: no clock ends it."""
+        return None if math.isinf(self.ends_s) else max(0.0, self.ends_s - time.monotonic())
+
+    @property
+    def is_past(self) -> bool:
+        return self.left_s == 0.0
+
+
 @dataclass(frozen=True)
 class Solution:
     """The solver's result. `optimal` is False if a limit stopped it: then `x` is the best found."""
@@ -80,19 +109,60 @@ def solve(
     Raises:
         SolverError: `highspy` is not installed, or it failed.
     """
-    try:
-        import highspy
-    except ImportError as error:
-        raise SolverError("this needs highspy: pip install 'busbar[scheduler]'") from error
-    library: Any = highspy
-    highs = library.Highs()
-    for name, value in _options(program, seconds, nodes, gap, interior).items():
-        highs.setOptionValue(name, value)
-    highs.passModel(_model(library, program))
+    library = _library()
+    highs = _solver(library, program, _options(program, seconds, nodes, gap, interior))
     if start is not None:
         known_solution = library.HighsSolution()
         known_solution.col_value = list(start)
         highs.setSolution(known_solution)
+    return _solved(library, highs)
+
+
+class Linear:
+    """A linear program that is solved again and again with small changes, each time from the last basis."""
+
+    def __init__(self, program: Program) -> None:
+        """
+        Args:
+            program: its integers are taken for continuous.
+
+        Raises:
+            SolverError: as `solve`.
+        """
+        self._library = _library()
+        relaxed = replace(program, integer=[])
+        self._highs = _solver(self._library, relaxed, _options(relaxed, None, None, 0.0, False))
+
+    def set_bounds(self, variable: int, low: float, high: float) -> None:
+        """Other bounds of a variable."""
+        self._highs.changeColBounds(variable, low, high)
+
+    def set_coefficient(self, row: int, variable: int, value: float) -> None:
+        """Another coefficient."""
+        self._highs.changeCoeff(row, variable, value)
+
+    def solve(self) -> Solution | None:
+        """Solve; None if infeasible. Raises SolverError."""
+        return _solved(self._library, self._highs)
+
+
+def _library() -> Any:
+    try:
+        import highspy
+    except ImportError as error:
+        raise SolverError("this needs highspy: pip install 'busbar[scheduler]'") from error
+    return highspy
+
+
+def _solver(library: Any, program: Program, options: Mapping[str, object]) -> Any:
+    highs = library.Highs()
+    for name, value in options.items():
+        highs.setOptionValue(name, value)
+    highs.passModel(_model(library, program))
+    return highs
+
+
+def _solved(library: Any, highs: Any) -> Solution | None:
     highs.run()
     status = highs.getModelStatus()
     known = library.HighsModelStatus

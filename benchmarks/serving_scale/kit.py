@@ -46,7 +46,7 @@ SLO = Slo(ttft_s=2.0, tpot_s=0.1, percentile=99.0)
 RESULTS = Path("benchmarks/results/serving_scale")
 AZURE = "azure_llm_2023/AzureLLMInferenceTrace_conv.csv"
 SECONDS = EFFORT.seconds or 0.0
-"""The solver's limit in production."""
+"""The limit of a whole answer of the solver in production."""
 
 
 def _plan(

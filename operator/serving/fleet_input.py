@@ -28,7 +28,7 @@ DOWN_AFTER_S = 300.0
 """A lower number of replicas must have been enough for so long."""
 LEAST_RATE = 1e-3
 """Slower than this a replica serves nobody within the target."""
-EFFORT = Effort(nodes=500, seconds=0.1)
+EFFORT = Effort(nodes=500, seconds=0.25)
 
 
 @dataclass(frozen=True)

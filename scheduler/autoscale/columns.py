@@ -93,7 +93,8 @@ class Effort:
 
     nodes: int | None = 500
     seconds: float | None = 0.25
-    """None where the same input must give the same bytes (the simulator)."""
+    """For the whole answer, of which the search for the best mix gets what first mixes leave. None where the same input must give
+    the same bytes (the simulator)."""
     gap: float = 1e-3
 
 

@@ -19,16 +19,15 @@ only where watts bind, so the mix is first sought without them and without the r
 Otherwise they take part, and afterwards each replica gets the highest cap that the watts allow at no cost.
 
 The best single type and the caller's last mix are incumbents: a limit that strikes early never leaves less, and the
-mix is never dearer than the best single type, in the same objective.
+mix is never dearer than the best single type, in the same objective. Where a clock limits the answer, a first mix is made from the
+relaxation and improved by exchanges (`mix_search.py`) under the same limit, before the search begins.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations_with_replacement
 
 from .. import highs
 from ..errors import ServingModelError
@@ -48,6 +47,7 @@ from .columns import (
     routing_shares,
     without,
 )
+from .mix_search import Cuts, Exchange, improved
 
 __all__ = [
     "Column",
@@ -70,8 +70,14 @@ __all__ = [
 
 CARRIED_MORE = 0.01
 """A limit binds if this much more of the load would be carried without it."""
-_LOCAL_TESTS = 60
-"""Linear programs (3 ms each for a hundred buckets by six types) that improve a first mix."""
+_FIRST = 0.9
+"""Part of the time until which a first mix may be improved before the search for the best one begins."""
+_LEAST = 0.25
+"""With less of it left, the search does not begin where there is a mix."""
+
+
+_Shares = list[tuple[int, str, int]]
+"""(bucket, column, variable)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +108,25 @@ class _Problem:
         return max(min(bound, self.most.get(column.key, bound)), 0)
 
     def objective(self, replicas: Mapping[str, int]) -> float:
-        total = 0.0
-        for column in self.columns:
-            count, now = replicas.get(column.key, 0), self.switching.now.get(column.key, 0)
-            total += column.cost_per_h * count
-            total += column.cost_per_h * self.switching.start_weight * max(count - now, 0)
-            total += column.cost_per_h * self.switching.drop_weight * max(now - count, 0)
-        return total
+        return sum(self.cost(column, replicas.get(column.key, 0)) for column in self.columns)
+
+    def cost(self, column: Column, count: int) -> float:
+        """The part of the objective for the replicas of one column."""
+        switching, now = self.switching, self.switching.now.get(column.key, 0)
+        changed = switching.start_weight * max(count - now, 0) + switching.drop_weight * max(now - count, 0)
+        return column.cost_per_h * (count + changed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Budget:
+    """Where all programs of one answer stop."""
+
+    effort: Effort
+    deadline: highs.Deadline
+
+    @classmethod
+    def of(cls, effort: Effort) -> _Budget:
+        return cls(effort, highs.Deadline.after(effort.seconds))
 
 
 def cheapest(
@@ -135,12 +153,12 @@ def cheapest(
         tuple(columns), tuple(load), limits or Limits(), switching or Switching(), least or {}, most or {}
     )
     _check(problem)
-    effort, last = effort or Effort(), dict(incumbent or {})
+    budget, last = _Budget.of(effort or Effort()), dict(incumbent or {})
     if all(c.power_cap >= 1 for c in problem.columns):
-        found = _found(problem, effort, last)
+        found = _found(problem, budget, last)
     else:
-        found = _without_caps(problem, effort, last) or _found(problem, effort, last)
-        found = None if found is None else _lifted(problem, effort, found)
+        found = _without_caps(problem, budget, last) or _found(problem, budget, last)
+        found = None if found is None else _lifted(problem, budget, found)
     if found is None:
         raise ServingModelError(
             "no mix keeps the minimum replicas, in all and by failure domain, within stock, quota, power and budget;"
@@ -149,13 +167,13 @@ def cheapest(
     return found
 
 
-def _found(problem: _Problem, effort: Effort, incumbent: dict[str, int]) -> Mix | None:
+def _found(problem: _Problem, budget: _Budget, incumbent: dict[str, int]) -> Mix | None:
     """The cheapest that carries the load, else the one that carries most; None: the limits forbid the minimum replicas."""
     known = [single for single in [_best_single(problem), incumbent] if single]
-    return _solve(problem, effort, known) or _solve(problem, effort, [], all_carried=False)
+    return _solve(problem, budget, known) or _solve(problem, budget, [], all_carried=False)
 
 
-def _without_caps(problem: _Problem, effort: Effort, incumbent: dict[str, int]) -> Mix | None:
+def _without_caps(problem: _Problem, budget: _Budget, incumbent: dict[str, int]) -> Mix | None:
     """The mix where watts do not bind; None: they do, or there are capped replicas already."""
     capped = [c.key for c in problem.columns if c.power_cap < 1]
     there = (problem.least, problem.switching.now, incumbent)
@@ -165,13 +183,13 @@ def _without_caps(problem: _Problem, effort: Effort, incumbent: dict[str, int]) 
     if not whole:
         return None
     free = replace(problem, columns=whole, limits=without(problem.limits, LimitKind.POWER))
-    found = _found(free, effort, incumbent)
+    found = _found(free, budget, incumbent)
     if found is None or not allowed(problem.columns, found.replicas, problem.limits):
         return None
     return replace(found, replicas={**found.replicas, **dict.fromkeys(capped, 0)})
 
 
-def _lifted(problem: _Problem, effort: Effort, mix: Mix) -> Mix:
+def _lifted(problem: _Problem, budget: _Budget, mix: Mix) -> Mix:
     """With each capped replica under the highest cap of its pool that the limits allow and that costs nothing."""
     replicas = dict(mix.replicas)
     for column in problem.columns:
@@ -182,7 +200,7 @@ def _lifted(problem: _Problem, effort: Effort, mix: Mix) -> Mix:
     if replicas == dict(mix.replicas):
         return mix
     fixed = replace(problem, least=replicas, most=replicas)
-    return _solve(fixed, effort, [], all_carried=mix.carried >= 1) or mix
+    return _solve(fixed, budget, [], all_carried=mix.carried >= 1) or mix
 
 
 def _swapped(problem: _Problem, replicas: dict[str, int], less: str, more: str) -> dict[str, int] | None:
@@ -201,18 +219,50 @@ def spread(columns: Sequence[Column], load: Sequence[float], replicas: Mapping[s
     problem = _Problem(tuple(columns), tuple(load), Limits(), Switching(), {}, {})
     _check(problem)
     live = [c for c in columns if replicas.get(c.key, 0) > 0]
-    program = highs.Program()
-    fullest = program.variable(1.0, 0.0, math.inf)
-    shares, terms = _share_rows(program, problem, [0.0] * len(load), live)
-    for column in live:
-        program.row([*terms[column.key], (fullest, -float(replicas[column.key]))], high=0.0)
-    solution = highs.solve(program, gap=TOLERANCE)
-    level = solution.x[fullest] if solution is not None else 0.0
+    level = _Level(problem, live)
+    level.fill(replicas)
     cost = sum(c.cost_per_h * replicas.get(c.key, 0) for c in columns)
-    weights = _weights(shares, solution.x if solution is not None else [], len(load))
+    fullest = level.fullest if math.isfinite(level.fullest) else 0.0
     nowhere = tuple(b for b, rate in enumerate(load) if rate > 0 and not any(c.rates[b] > 0 for c in live))
-    carried = min(1.0, 1 / level) if level > 0 else 1.0
-    return Mix(dict(replicas), weights, cost, cost, carried, nowhere, fullest=level)
+    carried = min(1.0, 1 / fullest) if fullest > 0 else 1.0
+    weights = _weights(level.shares, level.x, len(load))
+    return Mix(dict(replicas), weights, cost, cost, carried, nowhere, fullest=fullest)
+
+
+class _Level:
+    """Shares that keep the fullest column least full, for one number of replicas after the other."""
+
+    def __init__(self, problem: _Problem, columns: Sequence[Column]) -> None:
+        """
+        Args:
+            columns: those that may have replicas; what none of them serves is left out.
+        """
+        program = highs.Program()
+        self._fullest = program.variable(1.0, 0.0, math.inf)
+        self.shares, terms = _share_rows(program, problem, [0.0] * len(problem.load), columns)
+        self._rows = {c.key: program.row([*terms[c.key], (self._fullest, -1.0)], high=0.0) for c in columns}
+        self._program = highs.Linear(program)
+        self.fullest = math.inf
+        """What that column is used; above 1: the load is not carried. Infinite: no replica serves some of it."""
+        self.x: Sequence[float] = ()
+        self.prices: Mapping[str, float] = {}
+        """How much less full the fullest would be with one more replica of each column."""
+
+    def fill(self, replicas: Mapping[str, int]) -> None:
+        """Share the load among these."""
+        for key, row in self._rows.items():
+            self._program.set_coefficient(row, self._fullest, -float(replicas.get(key, 0)))
+        solution = self._program.solve()
+        if solution is None:
+            self.fullest, self.x, self.prices = math.inf, (), {}
+        else:
+            self.fullest, self.x = solution.x[self._fullest], solution.x
+            self.prices = _prices(solution, self._rows)
+
+
+def _prices(solution: highs.Solution, rows: Mapping[str, int]) -> dict[str, float]:
+    """What a replica more of each column is worth, from the rows that no replica is overloaded."""
+    return {key: -solution.duals[row] for key, row in rows.items()} if solution.duals else {}
 
 
 def capacity(columns: Sequence[Column], shares: Sequence[float], replicas: Mapping[str, int]) -> float:
@@ -287,10 +337,6 @@ def _best_single(problem: _Problem) -> dict[str, int] | None:
     return min(found)[2] if found else None
 
 
-_Shares = list[tuple[int, str, int]]
-"""(bucket, column, variable)."""
-
-
 def _share_rows(
     program: highs.Program, problem: _Problem, unserved_cost: Sequence[float], live: Sequence[Column]
 ) -> tuple[_Shares, dict[str, list[tuple[int, float]]]]:
@@ -313,8 +359,9 @@ def _share_rows(
 
 
 def _solve(
-    problem: _Problem, effort: Effort, known: Sequence[Mapping[str, int]], all_carried: bool = True
+    problem: _Problem, budget: _Budget, known: Sequence[Mapping[str, int]], all_carried: bool = True
 ) -> Mix | None:
+    effort, deadline = budget.effort, budget.deadline
     program = highs.Program()
     counts: dict[str, int] = {}
     extra: list[tuple[Column, int, int | None, int | None]] = []
@@ -332,15 +379,21 @@ def _solve(
         extra.append((column, now, started, dropped))
     penalty = [0.0 if all_carried else _penalty(problem, b) for b in range(len(problem.load))]
     shares, terms = _share_rows(program, problem, penalty, problem.columns)
-    for column in problem.columns:
-        program.row([*terms[column.key], (counts[column.key], -1.0)], high=0.0)
+    carry = {c.key: program.row([*terms[c.key], (counts[c.key], -1.0)], high=0.0) for c in problem.columns}
     for row, low, high in limit_rows(problem.columns, problem.limits):
         program.row([(counts[c.key], weight) for c, weight in row], low=low, high=high)
     held = _domain_rows(program, problem, counts)
     if all_carried and effort.seconds is not None:
-        known = [*known, *_dived(problem, program, counts)]
+        first = _first(problem, program, counts, carry, deadline.at(_FIRST))
+        if first is None:
+            return None
+        known = [*known, first]
     start = _start(problem, program, counts, extra, shares, known, held) if all_carried else None
-    solution = highs.solve(program, effort.seconds, effort.nodes, effort.gap, start=start)
+    left_s, least_s = deadline.left_s, _LEAST * (effort.seconds or 0.0)
+    if start is not None and left_s is not None and left_s <= least_s:
+        return _read(problem, counts, shares, start, False)
+    left_s = None if left_s is None else max(left_s, least_s)
+    solution = highs.solve(program, left_s, effort.nodes, effort.gap, start=start)
     if solution is None and start is None:
         return None
     x = solution.x if solution is not None else start
@@ -371,86 +424,75 @@ def _domain_rows(
     return held
 
 
-def _dived(problem: _Problem, program: highs.Program, counts: Mapping[str, int]) -> list[Mapping[str, int]]:
-    """A good mix before the search begins, for where the clock may end it early: the relaxation, with one number of
-    replicas after the other fixed, always the one that is nearest to an integer."""
-    lower, upper = list(program.lower), list(program.upper)
-    relaxed = replace(program, integer=[False] * len(program.integer), lower=lower, upper=upper)
-    solution = highs.solve(relaxed)
-    free = dict(counts)
-    while solution is not None and free:
+def _first(
+    problem: _Problem,
+    program: highs.Program,
+    counts: Mapping[str, int],
+    carry: Mapping[str, int],
+    deadline: highs.Deadline,
+) -> Mapping[str, int] | None:
+    """A good mix before the search begins, for where the clock may end it early; None: none carries the load.
+
+    Args:
+        counts, carry: by column, the variables of the replicas, and the rows that none of them is overloaded.
+    """
+    cuts = Cuts(
+        {
+            c.key: {b: problem.load[b] / c.rates[b] for b in problem.served if c.rates[b] > 0}
+            for c in problem.columns
+        }
+    )
+    rounded = _dived(program, counts, carry, cuts, deadline)
+    if rounded is None:
+        return None
+
+    level, by_key = _Level(problem, problem.columns), {c.key: c for c in problem.columns}
+
+    def missing(replicas: Mapping[str, int]) -> Mapping[str, float] | None:
+        level.fill(replicas)
+        return None if level.fullest <= 1 else level.prices
+
+    def allows(replicas: Mapping[str, int]) -> bool:
+        within = all(program.lower[v] <= replicas[k] <= program.upper[v] for k, v in counts.items())
+        return within and allowed(problem.columns, replicas, problem.limits)
+
+    def cost(key: str, count: int) -> float:
+        return problem.cost(by_key[key], count)
+
+    return improved(rounded, Exchange(cost, allows, missing, cuts), deadline)
+
+
+def _dived(
+    program: highs.Program,
+    counts: Mapping[str, int],
+    carry: Mapping[str, int],
+    cuts: Cuts,
+    deadline: highs.Deadline,
+) -> dict[str, int] | None:
+    """The relaxation, with one number of replicas after the other fixed, always the one that is nearest to an integer; those that
+    are left when the time is up are rounded up. None: the load is not carried. What its prices tell is added to `cuts`."""
+    relaxed = highs.Linear(program)
+    solution, free = relaxed.solve(), dict(counts)
+    if solution is None:
+        return None
+    while free and not deadline.is_past:
+        cuts.add(_prices(solution, carry))
         x = solution.x
         key = min(free, key=lambda k: (abs(x[free[k]] - round(x[free[k]])), k))
         variable = free.pop(key)
-        value, bounds = x[variable], (lower[variable], upper[variable])
+        value, low, high = x[variable], program.lower[variable], program.upper[variable]
         if abs(value - round(value)) <= TOLERANCE:
-            lower[variable] = upper[variable] = float(round(value))
+            relaxed.set_bounds(variable, round(value), round(value))
             continue
-        solution = None
-        for fixed in (round(value), math.ceil(value)):
-            if solution is None and bounds[0] <= fixed <= bounds[1]:
-                lower[variable] = upper[variable] = float(fixed)
-                solution = highs.solve(relaxed)
-    if solution is None:
-        return []
-    return [_improved(problem, program, counts, {k: round(solution.x[v]) for k, v in counts.items()})]
-
-
-def _improved(
-    problem: _Problem, program: highs.Program, counts: Mapping[str, int], replicas: dict[str, int]
-) -> dict[str, int]:
-    """One replica less, or one of another column in its place, as long as that is cheaper and carries the load;
-    small savings first, which are the likelier ones. Then the same with two for one and one for two."""
-    keys, tests = sorted(counts), 0
-    failed: set[tuple[int, ...]] = set()
-    one, two = _exchanges(keys)
-    for exchanges in (one, one + two):
-        while tests < _LOCAL_TESTS:
-            now = problem.objective(replicas)
-            cheaper: list[tuple[float, dict[str, int]]] = []
-            for exchange in exchanges:
-                step = {key: count + exchange[key] for key, count in replicas.items()}
-                within = all(program.lower[v] <= step[k] <= program.upper[v] for k, v in counts.items())
-                saved = now - problem.objective(step) if within else 0.0
-                if saved > TOLERANCE and tuple(step[k] for k in keys) not in failed:
-                    cheaper.append((saved, step))
-            if not cheaper:
-                break
-            step = min(cheaper, key=lambda item: (item[0], tuple(item[1][k] for k in keys)))[1]
-            tests += 1
-            if _carries(problem, step):
-                replicas = step
-            else:
-                failed.add(tuple(step[k] for k in keys))
-    return replicas
-
-
-def _exchanges(keys: Sequence[str]) -> tuple[list[Counter[str]], list[Counter[str]]]:
-    """Changes of the numbers by column: one less with at most one more, and two against one."""
-
-    def change(less: Sequence[str], more: Sequence[str]) -> Counter[str]:
-        made = Counter(more)
-        made.subtract(less)
-        return made
-
-    one = [change([drop], more) for drop in keys for more in ([], *([key] for key in keys if key != drop))]
-    pairs = list(combinations_with_replacement(keys, 2))
-    two = [
-        change(less, more)
-        for pair in pairs
-        for key in keys
-        if key not in pair
-        for less, more in ((pair, (key,)), ((key,), pair))
-    ]
-    return one, two
-
-
-def _carries(problem: _Problem, replicas: Mapping[str, int]) -> bool:
-    """Whether these replicas carry the load within the limits."""
-    if not allowed(problem.columns, replicas, problem.limits):
-        return False
-    routed = spread(problem.columns, problem.load, replicas)
-    return routed.carried >= 1 and not set(routed.impossible) & set(problem.served)
+        found = None
+        for fixed in dict.fromkeys((round(value), math.ceil(value))):
+            if found is None and low <= fixed <= high:
+                relaxed.set_bounds(variable, fixed, fixed)
+                found = relaxed.solve()
+        if found is None:
+            break
+        solution = found
+    return {key: math.ceil(solution.x[variable] - TOLERANCE) for key, variable in counts.items()}
 
 
 def _penalty(problem: _Problem, bucket: int) -> float:
@@ -503,7 +545,8 @@ def _read(
 ) -> Mix:
     replicas = {key: round(x[variable]) for key, variable in counts.items()}
     weights = _weights(shares, x, len(problem.load))
-    impossible = tuple(b for b, rate in enumerate(problem.load) if rate > 0 and b not in set(problem.served))
+    served = set(problem.served)
+    impossible = tuple(b for b, rate in enumerate(problem.load) if rate > 0 and b not in served)
     cost = sum(c.cost_per_h * replicas[c.key] for c in problem.columns)
     return Mix(
         replicas,
