@@ -44,11 +44,20 @@ class Reach:
         by_url: dict[str, list[ReplicaContact]] = {}
         for row in rows:
             by_url.setdefault(row.url, []).append(row)
-        deaf, now_s = reach.is_deaf(self._ports.values()), self._clock()
-        serving: list[Seen] = []
-        for pod in filter(_should_answer, pods):
-            said = [row for row in by_url.get(self._url_of(pod), ()) if row.pod == pod.key.name]
-            evidence = reach.with_port(reach.heard(said), self._ports.get(pod.uid), deaf, now_s)
+        should = [pod for pod in pods if _should_answer(pod)]
+        said = {
+            pod.uid: reach.heard([r for r in by_url.get(self._url_of(pod), ()) if r.pod == pod.key.name])
+            for pod in should
+        }
+        starting = {
+            pod.uid
+            for pod in should
+            if reach.starts(pod.ready, pod.unanswered_since is not None, said[pod.uid])
+        }
+        deaf = reach.is_deaf([seen for uid, seen in self._ports.items() if uid not in starting])
+        now_s, serving = self._clock(), list[Seen]()
+        for pod in should:
+            evidence = reach.with_port(said[pod.uid], self._ports.get(pod.uid), deaf, now_s)
             lost = pod.unanswered_since is not None
             if lost or evidence.word is not Word.NONE:
                 self._ask(pod)

@@ -147,8 +147,8 @@ class Seen:
 
     @property
     def starts(self) -> bool:
-        """Whether it has not served yet: nobody says that it should."""
-        return not (self.ready or self.lost) and self.evidence.word is Word.NONE
+        """Whether it has not served yet."""
+        return starts(self.ready, self.lost, self.evidence)
 
 
 def heard(rows: Sequence[Told]) -> Evidence:
@@ -163,8 +163,13 @@ def heard(rows: Sequence[Told]) -> Evidence:
     return Evidence(Word.SOME if since else Word.ALL, failures, longest)
 
 
+def starts(ready: bool, lost: bool, said: Evidence) -> bool:
+    """Whether a replica has not served yet: nobody says that it should, so the silence of its port tells nothing."""
+    return not (ready or lost) and said.word is Word.NONE
+
+
 def is_deaf(ports: Collection[PortSeen]) -> bool:
-    """Whether none of the ports that the operator asks answers, so that it is no witness."""
+    """Whether none of the ports that the operator asks answers, so that it is no witness; without those of replicas that start."""
     return len(ports) >= FEW_PORTS and not any(each.answers for each in ports)
 
 

@@ -25,12 +25,14 @@ from ..autoscale.reach import (
     POLL_PERIOD_S,
     POLL_TIMEOUT_S,
     READINESS,
+    Evidence,
     PortSeen,
     Reach,
     Seen,
     heard,
     is_deaf,
     may_answer_again,
+    starts,
     with_port,
 )
 from .serving_cluster import Cluster
@@ -157,10 +159,21 @@ class Losses:
         cluster = self.cluster
         ports = {member.name: _port(member, now_s) for member in cluster.members}
         others = bool(cluster.dozing) or (cluster.places is not None and cluster.places.others_answer())
-        deaf = is_deaf(ports.values()) and not others
         serving = {m.name: m for m in cluster.members if m.draining_s is None}
+        said = {name: _said(member, now_s) for name, member in serving.items()}
+        ready = {name: cluster.is_ready(member, now_s) for name, member in serving.items()}
+        starting = {
+            name for name, m in serving.items() if starts(ready[name], m.lost_s is not None, said[name])
+        }
+        deaf = is_deaf([seen for name, seen in ports.items() if name not in starting]) and not others
         seen = [
-            _seen(member, ports[name], deaf, cluster.is_ready(member, now_s), now_s)
+            Seen(
+                name,
+                with_port(said[name], ports[name], deaf, now_s),
+                now_s - member.began_s,
+                member.lost_s is not None,
+                ready[name],
+            )
             for name, member in serving.items()
         ]
         for name, lost in self.reach.look(seen, now_s).items():
@@ -181,14 +194,13 @@ def _takes_requests(member: Member, now_s: float) -> bool:
     return member.failed_s is None and not member.replaced and member.ready_s <= now_s
 
 
-def _seen(member: Member, port: PortSeen, deaf: bool, ready: bool, now_s: float) -> Seen:
-    """One replica, as the operator sees it by the gateway and its port."""
+def _said(member: Member, now_s: float) -> Evidence:
+    """What the operator has of one replica from the gateway."""
     if member.failed_s is None and member.ready_s <= now_s and member.replica.in_flight:
         member.contact.heard(now_s)
     waits = Waits.of(((None, since) for since in member.unanswered_since), now_s)
     said = member.contact.said(waits, now_s)
-    evidence = with_port(heard([] if said is None else [said]), port, deaf, now_s)
-    return Seen(member.name, evidence, now_s - member.began_s, member.lost_s is not None, ready)
+    return heard([] if said is None else [said])
 
 
 def _port(member: Member, now_s: float) -> PortSeen:

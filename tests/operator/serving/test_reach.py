@@ -142,6 +142,13 @@ def test_an_operator_that_hears_no_replica_at_all_is_no_witness() -> None:
     assert world.after(60.0, fails(0), row(0, heard_seconds=0.1)) == {"web-0": True}
 
 
+def test_the_ports_of_replicas_that_start_say_nothing_of_the_operator() -> None:
+    world = World([serving(0), *(serving(index, ready=False) for index in (1, 2))])
+    for index in range(3):
+        world.port(index, answers=False)
+    assert world.after(3.0, fails(seconds=3.0)) == {"web-0": True}
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -273,6 +273,16 @@ def test_beside_a_replica_that_hangs_another_one_starts_as_soon_as_gateway_and_p
     assert NOTICED_S == 25
 
 
+def test_replicas_that_start_meanwhile_do_not_make_the_operator_deaf() -> None:
+    fleet = Fleet(1)
+    only = fleet.cluster.members[0]
+    only.hangs_s = 100.0
+    fleet.until(103)
+    fleet.cluster.resize({"A100": 4}, 103.0)
+    fleet.until(111)
+    assert only.lost_s == 110
+
+
 def test_one_that_hangs_without_requests_is_started_again_by_its_liveness_probe() -> None:
     fleet = Fleet(2)
     hung = fleet.cluster.members[0]
