@@ -36,7 +36,7 @@ from benchmarks.gpu.serving import make_engine, random_prompt, run_ours
 from benchmarks.serving_cpu import MIXED_OUTPUT, MIXED_REQUESTS, Tokens, padded_transformers
 from rich.progress import Progress
 
-from busbar.workloads.serving.weights import Checkpoint
+from busbar.workloads.serving.checkpoint import Checkpoint
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 8192,

@@ -51,6 +51,7 @@ from tokenizers import Tokenizer, models
 from busbar.workloads.serving import weightcodes
 from busbar.workloads.serving.architecture import Architecture, parse_architecture, read_architecture
 from busbar.workloads.serving.balance import key_peaks
+from busbar.workloads.serving.checkpoint import Checkpoint
 from busbar.workloads.serving.core import EngineCore
 from busbar.workloads.serving.kvcache import KvShape
 from busbar.workloads.serving.kvcodes import FORMS, INT4, decode, encode
@@ -58,7 +59,7 @@ from busbar.workloads.serving.loader import assemble
 from busbar.workloads.serving.sampling import SamplingParams
 from busbar.workloads.serving.settings import EngineSettings
 from busbar.workloads.serving.text import load_tokenizer
-from busbar.workloads.serving.weights import Checkpoint, Weights, fuse_weights
+from busbar.workloads.serving.weights import Weights, fuse_weights
 from busbar.workloads.training.corpus import open_corpus
 
 REPOSITORY = Path(__file__).resolve().parents[1]

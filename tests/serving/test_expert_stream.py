@@ -20,6 +20,7 @@ from tests.serving.test_stream import cut, touch
 from busbar.workloads.machine.direct_file import DirectReader, page_memory
 from busbar.workloads.machine.streams import CallerStream, WorkerStream
 from busbar.workloads.serving.architecture import read_architecture
+from busbar.workloads.serving.checkpoint import Checkpoint
 from busbar.workloads.serving.errors import MemoryTooSmall, ModelCorrupt, ModelFileMissing, SettingsError
 from busbar.workloads.serving.expert_stream import ExpertCache, ExpertStreamedLayers, _Reader
 from busbar.workloads.serving.layer_file import FileLayout
@@ -28,7 +29,7 @@ from busbar.workloads.serving.report import table_report
 from busbar.workloads.serving.settings import EngineSettings, ServerSettings
 from busbar.workloads.serving.sleeping import SleepLevel, fall_asleep, wake
 from busbar.workloads.serving.stream import HostSource, Link
-from busbar.workloads.serving.weights import Checkpoint, FusedModel
+from busbar.workloads.serving.weights import FusedModel
 
 LAYERS, EXPERTS, PER_TOKEN = 5, 8, 3
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11] * 9, [12, 13], [14, 15, 16, 17, 18]]

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.serving.engines import generate, greedy_params, load_engine, tokens_of
 
 from busbar.kube.contracts.report import ServingReport
-from busbar.workloads.serving import weights as weights_module
+from busbar.workloads.serving import checkpoint
 from busbar.workloads.serving.attention import Span
 from busbar.workloads.serving.errors import (
     MemoryTooSmall,
@@ -137,7 +137,7 @@ def test_loading_never_holds_more_than_a_few_tensors_of_the_file(
         nonlocal alive
         alive -= 1
 
-    monkeypatch.setattr(weights_module, "safe_open", Watching)
+    monkeypatch.setattr(checkpoint, "safe_open", Watching)
     load_engine(folder)
     assert 1 <= peak <= 3
 

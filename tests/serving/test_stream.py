@@ -30,6 +30,7 @@ from busbar.workloads.machine.direct_file import DirectFile, DirectReader, NoRoo
 from busbar.workloads.machine.streams import CallerStream, WorkerStream
 from busbar.workloads.serving import process
 from busbar.workloads.serving.architecture import parse_architecture, read_architecture
+from busbar.workloads.serving.checkpoint import Checkpoint
 from busbar.workloads.serving.errors import DiskTooSmall, MemoryTooSmall, ModelCorrupt, ModelFileMissing
 from busbar.workloads.serving.layer_file import LayerLayout
 from busbar.workloads.serving.loader import Loaded
@@ -39,7 +40,7 @@ from busbar.workloads.serving.sleeping import SleepLevel, fall_asleep, wake
 from busbar.workloads.serving.stream import HostSource, Link, StreamedLayers
 from busbar.workloads.serving.stream_load import own_folder
 from busbar.workloads.serving.weightcodes import FORMS
-from busbar.workloads.serving.weights import Checkpoint, FusedModel
+from busbar.workloads.serving.weights import FusedModel
 
 LAYERS = 6
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11] * 9, [12, 13], [14, 15, 16, 17, 18]]

@@ -23,6 +23,7 @@ from busbar.workloads.machine.limits import host_limit_bytes
 from busbar.workloads.serving import kvcodes, weightcodes
 from busbar.workloads.serving.architecture import Architecture
 from busbar.workloads.serving.attention import padded_columns
+from busbar.workloads.serving.checkpoint import Checkpoint
 from busbar.workloads.serving.draft_load import draft_shape
 from busbar.workloads.serving.errors import (
     MemoryTooSmall,
@@ -45,7 +46,7 @@ from busbar.workloads.serving.stream import (
 )
 from busbar.workloads.serving.stream_plan import ExpertNeeds, Needs, StreamPlan, fixes_of, plan_stream
 from busbar.workloads.serving.weightcodes import WeightForm
-from busbar.workloads.serving.weights import Checkpoint, FusedModel, Weights, load_weights
+from busbar.workloads.serving.weights import FusedModel, Weights, load_weights
 
 log = logging.getLogger(__name__)
 GPU_SHARE = 0.92

@@ -11,17 +11,16 @@ A tensor is read when its matrix is built and dropped at once, so that loading n
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from busbar.workloads.serving.architecture import Architecture, Routing
-from busbar.workloads.serving.errors import ModelCorrupt, ModelFileMissing
+from busbar.workloads.serving.checkpoint import Checkpoint
+from busbar.workloads.serving.errors import ModelCorrupt
 from busbar.workloads.serving.experts import (
     DenseMlp,
     EachExpert,
@@ -200,36 +199,6 @@ def load_weights(
     return fuse_weights(Checkpoint(folder), arch, device, dtype, form, where=str(folder))
 
 
-class Checkpoint(Mapping[str, torch.Tensor]):
-    """The tensors of a folder's shards, each read anew at every look.
-
-    A file is mapped anew for each tensor: a mapping that stays keeps every page that was read in memory.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._shard: dict[str, Path] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        for shard in _shards(folder):
-            try:
-                with safe_open(str(shard), framework="pt") as file:
-                    for name in file.keys():  # noqa: SIM118  (not a dict)
-                        self._shard[name] = shard
-                        self.shapes[name] = tuple(file.get_slice(name).get_shape())
-            except (SafetensorError, OSError) as error:
-                raise ModelCorrupt(f"{shard} cannot be read as safetensors: {error}") from error
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        with safe_open(str(self._shard[name]), framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shard)
-
-    def __len__(self) -> int:
-        return len(self._shard)
-
-
 def fuse_weights(
     tensors: Mapping[str, torch.Tensor],
     arch: Architecture,
@@ -365,23 +334,6 @@ def _check(
     for name, shape in shapes.items():
         if found[name] != shape:
             raise ModelCorrupt(f"{where}: {name} has shape {found[name]}, config.json implies {shape}")
-
-
-def _shards(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelCorrupt(f"{index} is not a shard index: {error!r}") from error
-    else:
-        names = ["model.safetensors"]
-    for name in names:
-        if Path(name).name != name or not (folder / name).is_file():
-            raise ModelFileMissing(
-                f"{folder / name} is missing: the engine reads weights from safetensors files only"
-            )
-    return [folder / name for name in names]
 
 
 def _some(names: list[str]) -> str:
