@@ -35,6 +35,9 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             tensor: torch.Tensor = file.get_tensor(name)
         return tensor
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._shard
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._shard)
 
