@@ -8,6 +8,7 @@ from pathlib import Path
 
 from busbar.kube.contracts.bearers import FOLDER, bearers_in
 from busbar.kube.contracts.workload import PORT, TERMINATION_LOG, Env
+from busbar.workloads.machine.processes import end_with_parent
 from busbar.workloads.training.control import Control, stop_on_signals
 from busbar.workloads.training.environment import fix_threads, run_from_pod
 from busbar.workloads.training.errors import TrainingError
@@ -17,7 +18,7 @@ from busbar.workloads.training.run import INVALID, Run, run
 from busbar.workloads.training.several import status_of
 from busbar.workloads.training.status import Status
 from busbar.workloads.training.status_server import Port
-from busbar.workloads.training.supervisor import end_with_parent, supervise
+from busbar.workloads.training.supervisor import supervise
 
 
 def main() -> int:

@@ -13,7 +13,6 @@ pods of the gang hold of it counts (see `gang_copies`), or the checkpoints on di
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import os
@@ -24,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
+from busbar.workloads.machine.processes import end_with_parent
 from busbar.workloads.training.control import STOP_SIGNALS
 from busbar.workloads.training.run import FAILED, Run
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 Start = Callable[[Run], int]  # runs to its end, and returns the exit code
 Error = Callable[[str], object]
 _ENGINE = ("trainer", "loop", "preparation", "resume", "export", "evaluation")
-_PR_SET_PDEATHSIG = 1
 _KILLED = 128  # and the signal's number: exit code of a process that a signal ended, as shells say it
 
 
@@ -121,9 +120,3 @@ def _import_engine(run: Run) -> None:
         importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     if run.spec.adapter is not None:
         importlib.import_module("peft")
-
-
-def end_with_parent() -> None:
-    """Have the kernel ask this process to stop when its parent is gone; elsewhere than on Linux nothing is asked."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
