@@ -24,6 +24,10 @@ PORT = 9400
 MASTER_PORT = 29500
 UID = 65532
 ARTIFACTS_ROOT = "/artifacts"
+SHARED_MEMORY = "/dev/shm"
+"""A volume in memory. It outlives a container that is started again, and counts in the pod's limit of memory."""
+KEPT_WEIGHTS = f"{SHARED_MEMORY}/busbar-weights"
+"""Where a serving pod of the builtin engine keeps weights, if its arguments ask for it."""
 TERMINATION_LOG = "/dev/termination-log"
 TERMINATION_LIMIT_BYTES = 4096
 STATUS_LIMIT_BYTES = 64 * 1024

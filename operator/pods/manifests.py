@@ -159,7 +159,7 @@ class Volumes:
         """What the container mounts."""
         mounts: list[Body] = [
             {"name": "busbar-tmp", "mountPath": "/tmp"},
-            {"name": "busbar-shm", "mountPath": "/dev/shm"},
+            {"name": "busbar-shm", "mountPath": workload.SHARED_MEMORY},
         ]
         if self._secret is not None:
             mounts.append({"name": bearers.VOLUME, "mountPath": bearers.FOLDER, "readOnly": True})

@@ -26,7 +26,7 @@ from busbar.workloads.serving.errors import (
     SettingsError,
 )
 from busbar.workloads.serving.experts import DenseMlp
-from busbar.workloads.serving.linear import Linear, Move, PackedLinear, PlainLinear, can_pack
+from busbar.workloads.serving.linear import Linear, Move, PackedLinear, PlainLinear, can_pack, packed
 from busbar.workloads.serving.probe import batch_invariant, choose_backend
 from busbar.workloads.serving.report import table_report
 from busbar.workloads.serving.settings import EngineSettings, ServerSettings
@@ -183,7 +183,7 @@ def test_packed_products_equal_float64() -> None:
     weight, bias = torch.randn((70, 33), generator=generator), torch.randn(70, generator=generator)
     x = torch.randn((9, 33), generator=generator)
     exact = x.double() @ weight.double().T + bias.double()
-    for linear in (PlainLinear(weight, bias), PackedLinear(weight, bias)):
+    for linear in (PlainLinear(weight, bias), PackedLinear(packed(weight), bias)):
         assert (linear(x).double() - exact).abs().max() < 1e-4
         assert linear.bytes == (70 * 33 + 70) * 4
 

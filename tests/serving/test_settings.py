@@ -194,6 +194,11 @@ def test_the_specs_arguments_set_how_weights_are_streamed() -> None:
         EngineSettings(Path("m"), weights="stream", stream_depth=8)
 
 
+def test_the_specs_arguments_keep_weights_in_the_pods_memory() -> None:
+    assert from_environment(POD, ["--keep-weights"]).engine.keep_dir == Path("/dev/shm/busbar-weights")
+    assert from_environment(POD).engine.keep_dir is None
+
+
 def test_the_specs_arguments_set_the_host_tier_and_quotas() -> None:
     words = ["--host-kv-memory", "2Mi", "--kv-quota", "research=25:50", "--kv-quota", "sales=0:20"]
     engine = from_environment(POD, words).engine
@@ -222,6 +227,7 @@ def test_tenants_of_the_spec_have_their_parts_of_the_kv_cache() -> None:
     "words",
     [
         ["--host-kv-memory", "much"],
+        ["--keep-weights", "/tmp"],
         ["--kv-quota", "research"],
         ["--kv-quota", "a=1:2", "--kv-quota", "a=1:2"],
         ["--no-such"],

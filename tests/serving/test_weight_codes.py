@@ -19,10 +19,10 @@ from busbar.workloads.serving.errors import ModelUnsupported
 from busbar.workloads.serving.integer_linear import (
     DecodedLinear,
     IntegerLinear,
+    PackedCodes,
     can_multiply,
+    coded_linear,
     digits_of,
-    make_coded_linear,
-    packed,
 )
 from busbar.workloads.serving.report import table_report
 from busbar.workloads.serving.settings import EngineSettings, ServerSettings
@@ -83,7 +83,7 @@ def test_rows_are_coded_and_decoded_by_themselves(form: WeightForm, monkeypatch:
 def test_bytes_are_within_a_tenth_of_the_nominal(form: WeightForm, rows: int, width: int) -> None:
     coded = code(normal(rows, width), form)
     assert coded.bytes <= 1.1 * NOMINAL[form] * rows * width
-    assert make_coded_linear(normal(rows, width), None, form).bytes == coded.bytes
+    assert coded_linear(code(normal(rows, width), form), None).bytes == coded.bytes
 
 
 def test_the_start_finds_whether_the_processor_multiplies_whole_numbers_exactly() -> None:
@@ -91,7 +91,9 @@ def test_the_start_finds_whether_the_processor_multiplies_whole_numbers_exactly(
     well, and the slower form is used everywhere."""
     codes = torch.full((32, 256), 127, dtype=torch.int8)
     inputs = torch.cat([codes[:4], -codes[:4], codes[:4].clone().random_(-127, 128)])
-    products = [product(inputs) for _, product in packed(CodedWeight(codes, None, torch.ones(32)))()]
+    products = [
+        product(inputs) for _, product in PackedCodes.of(CodedWeight(codes, None, torch.ones(32))).products()
+    ]
     exact = all(torch.equal(each, (inputs.long() @ codes.long().T).float()) for each in products)
     assert can_multiply() is exact
     assert exact or not VNNI
@@ -111,7 +113,7 @@ def test_products_are_those_of_the_decoded_weights(form: WeightForm, dtype: torc
     exact = x.double() @ code(w, form).decoded(0, 200, torch.float32).double().T + bias.double()
     size = exact.abs().amax(1, keepdim=True)
     tolerance = 2e-4 if dtype is torch.float32 else 2e-2
-    made = make_coded_linear(w, bias, form)
+    made = coded_linear(code(w, form), bias)
     assert isinstance(made, IntegerLinear if can_multiply() else DecodedLinear)
     for linear in (made, integers(w, bias, form), DecodedLinear(code(w, form), bias)):
         got = linear(x)
@@ -174,7 +176,7 @@ def no_integers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("no_integers")
 def test_a_saturating_processor_is_noticed_and_gets_decoded_weights() -> None:
     assert not can_multiply()
-    assert isinstance(make_coded_linear(normal(8, 64), None, INT8), DecodedLinear)
+    assert isinstance(coded_linear(code(normal(8, 64), INT8), None), DecodedLinear)
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,16 @@ import asyncio
 import logging
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from busbar.kube import logs
 from busbar.kube.contracts.workload import TERMINATION_LOG, Env
 from busbar.workloads.serving.errors import ServingError
 from busbar.workloads.serving.pod import from_environment
+from busbar.workloads.serving.supervisor import serving_process
+
+if TYPE_CHECKING:
+    from busbar.workloads.serving.loader import Loaded
 
 log = logging.getLogger("busbar.workloads.serving")
 
@@ -25,9 +30,13 @@ def main() -> int:
         from busbar.workloads.serving import process
 
         logs.set_up("json")
-        process.leave(
-            asyncio.run(process.run(settings, lambda loaded: log.info("ready: %s", settings.model_id)))
-        )
+        serves = serving_process(settings)
+
+        def on_ready(_: Loaded) -> None:
+            serves()
+            log.info("ready: %s", settings.model_id)
+
+        process.leave(asyncio.run(process.run(settings, on_ready)))
     except ServingError as error:
         print(f"{error.code}: {error}", file=sys.stderr)
         from busbar.workloads.serving.process import write_termination_message

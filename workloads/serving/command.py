@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from busbar.workloads.serving.loader import Loaded
     from busbar.workloads.serving.probe import Trial
@@ -137,6 +137,14 @@ Then:
     help="What is read at a time. auto: single experts where the model has them and the rest of its layers fits.",
 )
 @click.option(
+    "--keep-weights",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="Start the server again when it crashes, from weights that outlive it in this folder, ready to compute with; one in "
+    "memory, as /dev/shm/NAME. It has the size of the weights: on a CPU it is what they take, on a GPU a copy in host memory. "
+    " [default: none]",
+)
+@click.option(
     "--weights-dtype",
     type=click.Choice(["auto", "int8", "int4"]),
     default="auto",
@@ -228,6 +236,7 @@ def serve(
     stream_dir: Path | None,
     stream_depth: int | None,
     stream_unit: str,
+    keep_weights: Path | None,
     weights_dtype: str,
     kv_dtype: str,
     prefix_cache: bool,
@@ -278,6 +287,7 @@ def serve(
                 stream_dir=stream_dir,
                 stream_depth=stream_depth,
                 stream_unit=stream_unit,
+                keep_dir=keep_weights,
                 weights_dtype=weights_dtype,
                 kv_dtype=kv_dtype,
                 prefix_cache=prefix_cache,
@@ -302,19 +312,22 @@ def serve(
         )
         from busbar.kube import logs
         from busbar.workloads.serving import process
+        from busbar.workloads.serving.supervisor import serving_process
 
         logs.set_up("text")
         if token is None and host not in ("127.0.0.1", "::1", "localhost"):
             click.echo(f"Anyone who reaches {host}:{port} may use this model: no --token is set.", err=True)
-        process.leave(asyncio.run(process.run(settings, lambda loaded: _announce(settings, loaded))))
+        serves = serving_process(settings)
+        process.leave(asyncio.run(process.run(settings, lambda loaded: _announce(settings, loaded, serves))))
     except ServingError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(error.exit_status)
 
 
-def _announce(settings: object, loaded: Loaded) -> None:
+def _announce(settings: object, loaded: Loaded, serves: Callable[[], None]) -> None:
     from busbar.workloads.serving.settings import ServerSettings
 
+    serves()
     assert isinstance(settings, ServerSettings)
     core = loaded.core
     pool, shape = core.scheduler.pool, core.runner.cache.shape

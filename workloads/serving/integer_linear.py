@@ -12,13 +12,14 @@ on the order of summation. torch offers the product of packed 8-bit weights to i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
 
-from busbar.workloads.serving.linear import Linear, Move
-from busbar.workloads.serving.weightcodes import CodedWeight, WeightForm, code
+from busbar.workloads.serving.linear import Keep, Linear, Make, Move
+from busbar.workloads.serving.weightcodes import INT8, CodedWeight, WeightForm, code
 
 MOST_INPUTS = 65_536
 """More 8-bit products might not fit a sum of 32 bits."""
@@ -56,14 +57,56 @@ Products = Callable[[], Iterable[tuple[slice, Product]]]
 """Of a matrix, some of its outputs after the others."""
 
 
+@dataclass(frozen=True)
+class PackedCodes:
+    """int8 weights in oneDNN's own layout; the plain ones are not kept."""
+
+    layout: torch.Tensor
+    scale: torch.Tensor
+    """float32 [out]."""
+
+    @classmethod
+    def of(cls, weight: CodedWeight) -> PackedCodes:
+        return cls(packed_codes(weight.codes), weight.scale)
+
+    @property
+    def rows(self) -> int:
+        return len(self.scale)
+
+    @property
+    def bytes(self) -> int:
+        return self.layout.numel() + self.scale.numel() * self.scale.element_size()
+
+    def products(self) -> list[tuple[slice, Product]]:
+        """One of all outputs."""
+        zero = torch.zeros(self.rows, dtype=torch.int32)
+
+        def product(digits: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+                digits, 1.0, 0, self.layout, self.scale, zero, None, 1.0, 0, torch.float32, "none", [], ""
+            )
+            return out
+
+        return [(slice(0, self.rows), product)]
+
+
 class IntegerLinear:
     """Whole numbers; on CPUs. `pack`: int8 weights get a layout of their own, so that the codes are not kept. Without it
     nothing is copied: what the tensors hold may change between calls."""
 
-    def __init__(self, weight: CodedWeight, bias: torch.Tensor | None, pack: bool = True) -> None:
+    def __init__(
+        self, weight: CodedWeight | PackedCodes, bias: torch.Tensor | None, pack: bool = True
+    ) -> None:
         self._bias = bias.float() if pack and bias is not None else bias
         self._rows = weight.rows
-        self._products = packed(weight) if pack and weight.factors is None else partial(unpacked, weight)
+        self._products: Products
+        if isinstance(weight, CodedWeight) and pack and weight.factors is None:
+            weight = PackedCodes.of(weight)
+        if isinstance(weight, PackedCodes):
+            made = weight.products()
+            self._products = lambda: made
+        else:
+            self._products = partial(unpacked, weight)
         self.bytes = weight.bytes + _size(self._bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -87,18 +130,10 @@ class IntegerLinear:
         return self
 
 
-def packed(weight: CodedWeight) -> Products:
-    """int8 weights in oneDNN's own layout; the plain ones are not kept."""
-    layout = torch.ops.onednn.qlinear_prepack(weight.codes, None)
-    scale, zero = weight.scale, torch.zeros(weight.rows, dtype=torch.int32)
-
-    def product(digits: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
-            digits, 1.0, 0, layout, scale, zero, None, 1.0, 0, torch.float32, "none", [], ""
-        )
-        return out
-
-    return lambda: [(slice(0, len(scale)), product)]
+def packed_codes(codes: torch.Tensor) -> torch.Tensor:
+    """int8 [out, in] in oneDNN's layout."""
+    found: torch.Tensor = torch.ops.onednn.qlinear_prepack(codes, None)
+    return found
 
 
 def unpacked(weight: CodedWeight) -> Iterator[tuple[slice, Product]]:
@@ -124,16 +159,34 @@ def digits_of(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return digits, scale
 
 
-def make_coded_linear(weight: torch.Tensor, bias: torch.Tensor | None, form: WeightForm) -> Linear:
-    """From float weights [out, in] that the caller drops."""
-    return coded_linear(code(weight, form), bias)
+def kept_coded_linear(
+    weight: Make,
+    bias: torch.Tensor | None,
+    form: WeightForm,
+    width: int,
+    device: torch.device,
+    keep: Keep,
+) -> Linear:
+    """The float `weight`, with so many inputs on that device, is made only where its codes are not kept."""
+    coded = cache(lambda: code(weight(), form))
+    scale = keep("scale", lambda: coded().scale)
+    if form is INT8 and multiplies_whole(width, device):
+        return IntegerLinear(PackedCodes(keep("packed", lambda: packed_codes(coded().codes)), scale), bias)
+    codes = keep("codes", lambda: coded().codes)
+    factors = None if form is INT8 else keep("factors", lambda: _there(coded().factors))
+    return coded_linear(CodedWeight(codes, factors, scale), bias)
 
 
 def coded_linear(weight: CodedWeight, bias: torch.Tensor | None, pack: bool = True) -> Linear:
     """`pack` is for weights that stay as they are."""
-    if weight.codes.device.type == "cpu" and weight.width <= MOST_INPUTS and can_multiply():
+    if multiplies_whole(weight.width, weight.codes.device):
         return IntegerLinear(weight, bias, pack)
     return DecodedLinear(weight, bias)
+
+
+def multiplies_whole(width: int, device: torch.device) -> bool:
+    """Whether matrices with so many inputs are multiplied in whole numbers there."""
+    return device.type == "cpu" and width <= MOST_INPUTS and can_multiply()
 
 
 @cache
@@ -149,7 +202,7 @@ def can_multiply() -> bool:
         try:
             results = [
                 product(inputs)
-                for form in (packed(weight), partial(unpacked, weight))
+                for form in (PackedCodes.of(weight).products, partial(unpacked, weight))
                 for _, product in form()
             ]
         except (RuntimeError, AttributeError, NotImplementedError):
@@ -157,6 +210,11 @@ def can_multiply() -> bool:
         if not all(torch.equal(each, exact) for each in results):
             return False
     return True
+
+
+def _there(factors: torch.Tensor | None) -> torch.Tensor:
+    assert factors is not None, "int4 has factors"
+    return factors
 
 
 def _size(bias: torch.Tensor | None) -> int:

@@ -15,8 +15,19 @@ import torch.nn.functional as F
 
 PACKABLE = (torch.float32, torch.bfloat16)
 
-
 Move = Callable[[torch.Tensor], torch.Tensor]
+Make = Callable[[], torch.Tensor]
+Keep = Callable[[str, Make], torch.Tensor]
+"""A tensor by its name: what `Make` gives, or what it gave to an earlier process (`kept_weights.py`)."""
+
+
+def keep_nothing(name: str, make: Make) -> torch.Tensor:
+    return make()
+
+
+def keep_below(keep: Keep, where: str) -> Keep:
+    """Of names that begin with `where`."""
+    return lambda name, make: keep(f"{where}.{name}", make)
 
 
 class Linear(Protocol):
@@ -46,12 +57,11 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """oneDNN with weights in its own blocked layout; the plain weights are not kept."""
+    """oneDNN with weights in its own blocked layout (`packed`); the plain weights are not kept."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        self._bias = bias
-        self.bytes = _size(weight, bias)
+    def __init__(self, packed: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._packed, self._bias = packed, bias
+        self.bytes = _size(packed, bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
@@ -62,8 +72,21 @@ class PackedLinear:
         return self
 
 
+def packed(weight: torch.Tensor) -> torch.Tensor:
+    """In oneDNN's layout."""
+    found: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return found
+
+
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, pack: bool) -> Linear:
-    return PackedLinear(weight, bias) if pack else PlainLinear(weight, bias)
+    return kept_linear(lambda: weight, bias, pack, keep_nothing)
+
+
+def kept_linear(weight: Make, bias: torch.Tensor | None, pack: bool, keep: Keep) -> Linear:
+    """`weight` is made only where it is not kept in the form in which it is multiplied."""
+    if pack:
+        return PackedLinear(keep("packed", lambda: packed(weight())), bias)
+    return PlainLinear(keep("weight", weight), bias)
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
@@ -75,7 +98,7 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     x, bias = torch.randn((5, 64), generator=generator).to(dtype), torch.ones(96, dtype=dtype)
     exact = x.double() @ weight.double().T + bias.double()
     try:
-        got = PackedLinear(weight, bias)(x)
+        got = PackedLinear(packed(weight), bias)(x)
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
     tolerance = 1e-4 if dtype is torch.float32 else 0.5

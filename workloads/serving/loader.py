@@ -43,7 +43,7 @@ from busbar.workloads.serving.settings import STEP_TOKENS, EngineSettings
 from busbar.workloads.serving.step_probe import choose_graphs
 from busbar.workloads.serving.stream_load import Streaming, WeightReader
 from busbar.workloads.serving.text import load_tokenizer
-from busbar.workloads.serving.weights import Weights, load_weights
+from busbar.workloads.serving.weights import Weights
 
 log = logging.getLogger(__name__)
 CPU_KV_BYTES = 256 * 2**20
@@ -124,9 +124,7 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
     weights, settings, streaming = reading.weights, reading.settings, reading.streaming
     draft = loaded_draft = None
     if draft_dir is not None and draft_arch is not None:
-        read_again = _reader_again(
-            draft_dir, partial(load_weights, draft_dir, draft_arch, device, weight_dtype)
-        )
+        read_again = _reader_again(draft_dir, partial(reader.load, "draft", draft_dir, draft_arch))
         draft = DraftWeights(draft_arch, read_again())
     core, trials, invariant = assemble(settings, arch, weights, kv_dtype, tokenizer, model_id, clock, draft)
     if draft is not None and core.draft is not None:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from busbar.kube.contracts.adapters import AskedAdapter, AskedAdapters
 from busbar.kube.contracts.bearers import Role, bearers_in
-from busbar.kube.contracts.workload import ARTIFACTS_ROOT, PORT, Env, ReplicaRole
+from busbar.kube.contracts.workload import ARTIFACTS_ROOT, KEPT_WEIGHTS, PORT, Env, ReplicaRole
 from busbar.kube.types.meta import CLAIM_PATH_PATTERN, claim_of
 from busbar.workloads.machine.limits import usable_processors
 from busbar.workloads.serving.errors import SettingsError, shown
@@ -159,6 +159,7 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--kv-quota", type=parse_quota, action="append", dest="kv_quotas")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--no-prefix-cache", action="store_false", dest="prefix_cache")
+    parser.add_argument("--keep-weights", action="store_const", const=Path(KEPT_WEIGHTS), dest="keep_dir")
     parser.add_argument("--stall-seconds", type=float, dest="stall_s")
     parser.add_argument("--memory", type=_memory, dest="memory_bytes")
     parser.add_argument("--draft", type=_draft, dest="draft_dir")

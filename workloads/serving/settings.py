@@ -100,6 +100,8 @@ class EngineSettings:
     stream_unit: str = "auto"
     """auto, layers or experts: what is read at a time. auto: single experts where the model has them and the rest of its
     layers fits, else layers."""
+    keep_dir: Path | None = None
+    """Folder in which weights outlive the process, ready to compute with; None: they end with it."""
     kv_dtype: str = "auto"
     """auto, int8 or int4: of keys and values in memory. auto: float32 on a CPU, that of the weights on a GPU."""
     prefix_cache: bool = True

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,6 +34,7 @@ from busbar.workloads.serving.errors import (
 )
 from busbar.workloads.serving.expert_stream import ExpertCache, ExpertStreamedLayers
 from busbar.workloads.serving.identity import model_identity
+from busbar.workloads.serving.kept_weights import KeptFolder
 from busbar.workloads.serving.kvcache import KvShape
 from busbar.workloads.serving.layer_file import FileLayout, LayerLayout, open_layers
 from busbar.workloads.serving.settings import EngineSettings
@@ -112,6 +114,7 @@ class WeightReader:
         self._form = weightcodes.FORMS.get(settings.weights_dtype)
         self._wanted = wanted
         self._draft = draft
+        self._kept = None if settings.keep_dir is None else KeptFolder.open(settings.keep_dir)
         self._plan: StreamPlan | None = None
 
     def read(self) -> Reading:
@@ -122,12 +125,20 @@ class WeightReader:
             if plan is not None:
                 log.info("weights need not be streamed: %s", plan.text)
                 settings = self._following(plan)
-            weights = load_weights(settings.model_dir, self._arch, self._device, self._dtype, self._form)
+            weights = self.load("model", settings.model_dir, self._arch, self._form)
             return Reading(weights, settings, None)
+        if self._kept is not None:
+            log.warning("weights that are streamed are not kept: their file outlives the engine already")
+            self._kept.clear()
         layers, weights = self._streamed(plan)
         streaming = self._outlook(plan, layers)
         log.info("weights are streamed: %s", streaming.text)
         return Reading(weights, self._following(plan), streaming)
+
+    def load(self, name: str, folder: Path, arch: Architecture, form: WeightForm | None = None) -> Weights:
+        """The weights in a folder, all in memory; kept under this name, if weights are kept. Raises ModelError."""
+        load = load_weights if self._kept is None else partial(self._kept.load, name)
+        return load(folder, arch, self._device, self._dtype, form)
 
     @property
     def needs(self) -> Needs:
@@ -161,7 +172,8 @@ class WeightReader:
         if self._device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self._device)
             return int(free * GPU_SHARE)
-        return host_limit_bytes(reserve=reserve)
+        host, kept = host_limit_bytes(reserve=reserve), 0 if self._kept is None else self._kept.held_bytes
+        return None if host is None else host + kept
 
     def _other_forms(self) -> list[tuple[str, Needs]]:
         """Weights in fewer bits."""

@@ -30,8 +30,17 @@ from busbar.workloads.serving.experts import (
     StackedExperts,
     can_stack,
 )
-from busbar.workloads.serving.integer_linear import make_coded_linear
-from busbar.workloads.serving.linear import Linear, Move, PlainLinear, can_pack, make_linear
+from busbar.workloads.serving.integer_linear import kept_coded_linear
+from busbar.workloads.serving.linear import (
+    Keep,
+    Linear,
+    Move,
+    PlainLinear,
+    can_pack,
+    keep_below,
+    keep_nothing,
+    kept_linear,
+)
 from busbar.workloads.serving.tensor_names import ROUTER, fused_names, of_experts, tensor_shapes
 from busbar.workloads.serving.weightcodes import WeightForm
 
@@ -194,9 +203,10 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     form: WeightForm | None = None,
+    keep: Keep = keep_nothing,
 ) -> Weights:
-    """Reads the tensors of `folder` one by one and fuses what belongs together."""
-    return fuse_weights(Checkpoint(folder), arch, device, dtype, form, where=str(folder))
+    """Reads the tensors of `folder` one by one and fuses what belongs together, but for what is kept."""
+    return fuse_weights(Checkpoint(folder), arch, device, dtype, form, str(folder), keep)
 
 
 def fuse_weights(
@@ -206,27 +216,32 @@ def fuse_weights(
     dtype: torch.dtype,
     form: WeightForm | None = None,
     where: str = "the checkpoint",
+    keep: Keep = keep_nothing,
 ) -> Weights:
     """Checks names and shapes against the architecture and builds the fused matrices; those of the layers in codes if a
-    form is given. Embedding, head and norms stay in `dtype`."""
+    form is given. Embedding, head and norms stay in `dtype`. A tensor that is kept is not read."""
     fused = FusedModel(tensors, arch, device, dtype, where)
     pack = can_pack(device, dtype)
     stack = form is None and can_stack(device, dtype, (arch.hidden, arch.intermediate))
 
     def layer(index: int) -> Layer:
         parts = fused.layer(index)
+        kept = KeptParts(parts, keep_below(keep, f"layers.{index}"))
 
         def linear(name: str, expert: int | None) -> Linear:
-            part = f"{name}.weight"
-            weight, bias = (
-                parts[part] if expert is None else parts.of_expert(part, expert),
-                parts.get(f"{name}.bias"),
-            )
-            return make_linear(weight, bias, pack) if form is None else make_coded_linear(weight, bias, form)
+            part, bias = f"{name}.weight", kept.get(f"{name}.bias")
+            here = keep_below(kept.keep, name if expert is None else f"{name}.{expert}")
 
-        return layer_of(parts, arch.routing, linear, stack)
+            def weight() -> torch.Tensor:
+                return parts[part] if expert is None else parts.of_expert(part, expert)
 
-    return fused.around(ResidentLayers(layer(i) for i in range(arch.layers)), pack)
+            if form is None:
+                return kept_linear(weight, bias, pack, here)
+            return kept_coded_linear(weight, bias, form, parts.width(part), device, here)
+
+        return layer_of(kept, arch.routing, linear, stack)
+
+    return fused.around(ResidentLayers(layer(i) for i in range(arch.layers)), pack, keep)
 
 
 class FusedModel:
@@ -257,11 +272,17 @@ class FusedModel:
         }
         return FusedLayer(self, names, 1 if self._arch.routing is None else self._arch.routing.experts)
 
-    def around(self, layers: Layers, pack: bool) -> Weights:
+    def around(self, layers: Layers, pack: bool, keep: Keep = keep_nothing) -> Weights:
         """The model with these layers; embedding, norm and head are read."""
-        embedding = self.joined(["model.embed_tokens.weight"])
-        head = embedding if self._arch.tied else self.joined(["lm_head.weight"])
-        return Weights(embedding, layers, self.joined(["model.norm.weight"]), make_linear(head, None, pack))
+        embedding = keep("embedding", lambda: self.joined(["model.embed_tokens.weight"]))
+        norm = keep("norm", lambda: self.joined(["model.norm.weight"]))
+        if not self._arch.tied:
+            head = kept_linear(lambda: self.joined(["lm_head.weight"]), None, pack, keep_below(keep, "head"))
+        else:  # what is not packed is the embedding itself
+            head = kept_linear(
+                lambda: embedding, None, pack, keep_below(keep, "head") if pack else keep_nothing
+            )
+        return Weights(embedding, layers, norm, head)
 
     def joined(self, names: list[str]) -> torch.Tensor:
         """One below the other."""
@@ -289,6 +310,10 @@ class FusedLayer(Mapping[str, torch.Tensor]):
         count = len(self._names[part]) // self._experts
         return self._model.joined(self._names[part][index * count : (index + 1) * count])
 
+    def width(self, part: str) -> int:
+        """Inputs of a matrix."""
+        return self._model.shapes[self._names[part][0]][1]
+
     def expert(self, index: int) -> FusedLayer:
         """The parts of one expert."""
         names = {part: found for part, found in self._names.items() if of_experts(part)}
@@ -314,6 +339,22 @@ class FusedLayer(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+class KeptParts(Mapping[str, torch.Tensor]):
+    """The parts of a layer in float, each kept when it is looked at."""
+
+    def __init__(self, parts: FusedLayer, keep: Keep) -> None:
+        self._parts, self.keep = parts, keep
+
+    def __getitem__(self, part: str) -> torch.Tensor:
+        return self.keep(part, lambda: self._parts[part])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
 
 
 def _check(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.operator.builders import ENGINE, RENDERING, gang, job, placement, pool, service
 
-from busbar.kube.contracts import bearers
+from busbar.kube.contracts import bearers, workload
 from busbar.kube.contracts.bearers import Role
 from busbar.kube.contracts.workload import Env
 from busbar.kube.types import engines
@@ -102,6 +102,18 @@ def test_every_pod_has_room_for_what_its_processes_exchange() -> None:
         [mount] = [m for m in body["spec"]["containers"][0]["volumeMounts"] if m["mountPath"] == "/dev/shm"]
         [volume] = [v for v in body["spec"]["volumes"] if v["name"] == mount["name"]]
         assert volume["emptyDir"] == {"medium": "Memory"}
+
+
+def test_what_an_engine_keeps_in_memory_outlives_its_container_and_counts_in_its_pods_memory() -> None:
+    """A volume in memory is the pod's, so a container that is started again finds it; its pages count in the limit of the pod's
+    containers, of which there is one, so what is kept needs no request of its own."""
+    spec = _replica()["spec"]
+    in_memory = {v["name"] for v in spec["volumes"] if v.get("emptyDir") == {"medium": "Memory"}}
+    folders = [m["mountPath"] for m in spec["containers"][0]["volumeMounts"] if m["name"] in in_memory]
+    assert any(workload.KEPT_WEIGHTS.startswith(f"{folder}/") for folder in folders)
+    assert spec["restartPolicy"] == "Always"
+    [container] = spec["containers"]
+    assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
 
 
 def test_a_pool_says_which_runtime_gives_its_pods_the_driver() -> None:
