@@ -1,16 +1,22 @@
-"""Waking a sleeping replica beside starting one cold: seconds to the first token, by one harness.
+"""Waking a sleeping replica, and starting one again after a crash, beside a cold start: seconds to the first token, by one harness.
 
     python benchmarks/serving_wake.py [--repeats 3] [--out benchmarks/results/serving_wake.json]
+    python benchmarks/serving_wake.py --model large --read-rate 1e9 --repeats 1 --out benchmarks/results/serving_restart.json
 
-A random Llama of 33.6 M parameters (8 layers, width 512, 134 MB) behind `busbar serve`, on one thread. In each repeat a
-process is started cold and then put to sleep and woken at both levels:
+A random Llama behind `busbar serve`, on one thread: 33.6 M parameters (8 layers, width 512, 134 MB), or with `--model large`
+380 M (10 layers, width 1536, 1.4 GiB in float32). In each repeat:
 
-  cold      from the start of the process to the first event of a streamed answer; /ready is asked every 10 ms
-  level 1   from sending POST /wake_up to the first event of the same request: weights were kept, the KV cache was not
-  level 2   the same, where the weights were dropped too, and are read from the folder again
+  cold       from the start of the process to the first event of a streamed answer; /ready is asked every 10 ms
+  level 1    from sending POST /wake_up to the first event of the same request: weights were kept, the KV cache was not
+  level 2    the same, where the weights were dropped too, and are read from the folder again
+  keeping    as cold, with --keep-weights and an empty folder in memory: what it costs to keep weights
+  restart    from SIGKILL of that server's process to the first event of the next one's answer
+  container  from the start of a new process, after SIGKILL of the whole one, as where the kubelet starts a container again
 
-Files are in the page cache each time. Beside wall time, which includes waiting for neighbours on a shared machine, each
-row has the CPU seconds of the server's process. The memory is the process's resident set before sleep and asleep.
+Files are in the page cache each time; with `--read-rate` a tensor of the checkpoint takes at least as long as at that rate, as from a
+network volume (`paced_server.py`). Beside wall time, which includes waiting for neighbours on a shared machine, each row has
+the CPU seconds of the server's processes, and what the engine says that its loading took. Rows of sleep have the process's resident set
+before sleep and asleep, and rows of starts the tokens of a long answer per CPU second, since mapped weights lie in other pages.
 """
 
 from __future__ import annotations
@@ -20,6 +26,9 @@ import http.client
 import json
 import os
 import platform
+import re
+import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -27,8 +36,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,12 +50,17 @@ from benchmarks.gpu.serving import make_model
 from tokenizers import Tokenizer, models
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SHAPE: dict[str, int] = {"layers": 8, "hidden": 512, "heads": 8, "kv": 4, "mlp": 1536, "vocab": 8192}
+SHAPES: dict[str, dict[str, int]] = {
+    "small": {"layers": 8, "hidden": 512, "heads": 8, "kv": 4, "mlp": 1536, "vocab": 8192},
+    "large": {"layers": 10, "hidden": 1536, "heads": 12, "kv": 6, "mlp": 4608, "vocab": 32768},
+}
 PROMPT = 64
+ANSWER = 24
+"""Tokens of the answer whose speed is measured."""
 LEVELS = (1, 2)
 AIM = 9.0
 """Times faster to the first token than a cold start, in wall time and in CPU seconds."""
-START_LIMIT_S = 120.0
+START_LIMIT_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -55,25 +69,33 @@ class Took:
 
     wall_s: float
     cpu_s: float
+    load_s: float = 0.0
+    """The engine's own time of loading."""
+    tokens_per_cpu_s: float = 0.0
 
 
 class Server:
-    """A process of `busbar serve`."""
+    """A process of `busbar serve`; with `keep` the one that starts servers."""
 
-    def __init__(self, folder: Path, port: int) -> None:
-        self.port = port
-        command = [sys.executable, "-m", "busbar.workloads.serving", str(folder), "--port", str(port)]
+    def __init__(self, run: Run, port: int, keep: bool) -> None:
+        self.port, self.keep = port, keep
+        self.log = run.folder.with_name("log")
+        program = ["-m", "busbar.workloads.serving"]
         variables = {k: v for k, v in os.environ.items() if not k.startswith("BUSBAR_")}
         variables |= {"PYTHONPATH": str(REPOSITORY / ".src"), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [*command, "--threads", "1"],
-            env=variables,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        if run.read_rate is not None:
+            program = [str(REPOSITORY / "benchmarks" / "paced_server.py")]
+            variables["BUSBAR_READ_RATE"] = str(run.read_rate)
+        flags = ["--port", str(port), "--threads", "1", "--model-id", "model", *run.flags]
+        if keep:
+            flags += ["--keep-weights", str(run.keep)]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *program, str(run.folder), *flags], env=variables, stdout=log, stderr=log
+            )
 
     def call(self, method: str, path: str, body: object = None) -> int:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_LIMIT_S)
         try:
             connection.request(method, path, None if body is None else json.dumps(body))
             answer = connection.getresponse()
@@ -89,15 +111,46 @@ class Server:
             return False
 
     def first_token(self) -> None:
-        body = {"model": "model", "prompt": list(range(PROMPT)), "max_tokens": 2, "stream": True}
-        status = self.call("POST", "/v1/completions", body | {"ignore_eos": True})
+        self._ask({"prompt": list(range(PROMPT)), "max_tokens": 2, "stream": True})
+
+    def wait(self, began: float) -> None:
+        """Until it has given a token."""
+        while not self.is_ready():
+            if self.process.poll() is not None or time.monotonic() > began + START_LIMIT_S:
+                raise RuntimeError(f"the server does not become ready: {self.log.read_text()}")
+            time.sleep(0.01)
+        self.first_token()
+
+    def speed(self) -> float:
+        """Tokens per CPU second of an answer, without its prompt."""
+        spent = []
+        for count in (1, 1 + ANSWER):
+            before = self.cpu_s
+            self._ask({"prompt": list(range(9, 17)), "max_tokens": count})
+            spent.append(self.cpu_s - before)
+        return ANSWER / (spent[1] - spent[0])
+
+    def load_s(self) -> float:
+        """Of the last start."""
+        return float(re.findall(r"loaded in ([0-9.]+) s", self.log.read_text())[-1])
+
+    def _ask(self, body: dict[str, Any]) -> None:
+        status = self.call("POST", "/v1/completions", {"model": "model", "ignore_eos": True} | body)
         if status != 200:
             raise RuntimeError(f"the server answers {status}")
 
     @property
+    def serving(self) -> int | None:
+        """The process that serves; None: there is none now."""
+        if not self.keep:
+            return self.process.pid
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return next((int(pid) for pid in path.read_text().split()), None)
+
+    @property
     def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Of its processes that live."""
+        return sum(_cpu_s(pid) for pid in {self.process.pid, self.serving or self.process.pid})
 
     @property
     def resident_bytes(self) -> int:
@@ -105,24 +158,57 @@ class Server:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is served, and how."""
+
+    folder: Path
+    keep: Path
+    flags: tuple[str, ...]
+    read_rate: float | None
+    """Bytes per second of the checkpoint; None: what the page cache gives."""
+
+
 @contextmanager
-def cold(folder: Path) -> Iterator[tuple[Server, Took]]:
-    """A server that was started and has given a token."""
+def started(run: Run, keep: bool = False) -> Iterator[tuple[Server, Took]]:
+    """A server that was started and has given a token; nothing is left of it at the end."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     began = time.monotonic()
-    server = Server(folder, port)
+    server = Server(run, port, keep)
     try:
-        while not server.is_ready():
-            if server.process.poll() is not None or time.monotonic() > began + START_LIMIT_S:
-                raise RuntimeError("the server does not become ready")
-            time.sleep(0.01)
-        server.first_token()
-        yield server, Took(time.monotonic() - began, server.cpu_s)
+        server.wait(began)
+        took = Took(time.monotonic() - began, server.cpu_s)
+        yield server, replace(took, load_s=server.load_s(), tokens_per_cpu_s=server.speed())
     finally:
+        serving = server.serving
         server.process.kill()
         server.process.wait()
+        if keep and serving is not None:
+            with suppress(ProcessLookupError):
+                os.kill(serving, signal.SIGKILL)
+
+
+def restart(server: Server) -> Took:
+    """Kills the process that serves, and waits for the first token of the next one."""
+    former = server.serving
+    assert former is not None
+    keeper_s, loads = _cpu_s(server.process.pid), server.log.read_text().count("loaded in")
+    began = time.monotonic()
+    os.kill(former, signal.SIGKILL)
+    while server.log.read_text().count("loaded in") == loads:
+        if time.monotonic() > began + START_LIMIT_S:
+            raise RuntimeError("the server is not started again")
+        time.sleep(0.005)
+    server.wait(began)
+    took = Took(time.monotonic() - began, server.cpu_s - keeper_s)
+    return replace(took, load_s=server.load_s(), tokens_per_cpu_s=server.speed())
 
 
 def wake(server: Server, level: int) -> tuple[Took, tuple[int, int]]:
@@ -137,24 +223,33 @@ def wake(server: Server, level: int) -> tuple[Took, tuple[int, int]]:
     return Took(time.monotonic() - began, server.cpu_s - cpu_s), (awake, asleep)
 
 
-def save_model(folder: Path) -> None:
-    make_model(SHAPE, torch.device("cpu"), torch.float32).save_pretrained(folder)
-    words = {f"w{i}": i for i in range(SHAPE["vocab"])}
+def save_model(folder: Path, shape: dict[str, int]) -> None:
+    make_model(shape, torch.device("cpu"), torch.float32).save_pretrained(folder)
+    words = {f"w{i}": i for i in range(shape["vocab"])}
     Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
 
 
-def measure(repeats: int) -> list[dict[str, Any]]:
-    took: dict[str, list[Took]] = {"cold": [], **{f"level {level}": [] for level in LEVELS}}
+def measure(
+    repeats: int, shape: dict[str, int], flags: tuple[str, ...], rate: float | None
+) -> list[dict[str, Any]]:
+    names = ("cold", *(f"level {level}" for level in LEVELS), "keeping", "restart", "container")
+    took: dict[str, list[Took]] = {name: [] for name in names}
     memory: dict[str, tuple[int, int]] = {}
-    with tempfile.TemporaryDirectory() as parent:
-        folder = Path(parent) / "model"
-        save_model(folder)
+    with tempfile.TemporaryDirectory() as parent, tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
+        run = Run(Path(parent) / "model", Path(shared) / "kept", flags, rate)
+        save_model(run.folder, shape)
         for _ in range(repeats):
-            with cold(folder) as (server, start):
+            with started(run) as (server, start):
                 took["cold"].append(start)
                 for level in LEVELS:
                     found, memory[f"level {level}"] = wake(server, level)
                     took[f"level {level}"].append(found)
+            shutil.rmtree(run.keep, ignore_errors=True)
+            with started(run, keep=True) as (server, start):
+                took["keeping"].append(start)
+                took["restart"].append(restart(server))
+            with started(run, keep=True) as (server, start):
+                took["container"].append(start)
     return [row_of(name, each, took["cold"], memory.get(name)) for name, each in took.items()]
 
 
@@ -170,14 +265,20 @@ def row_of(name: str, each: list[Took], start: list[Took], memory: tuple[int, in
         "allSeconds": [round(t.wall_s, 3) for t in each],
         "allCpuSeconds": [round(t.cpu_s, 3) for t in each],
     }
-    if memory is not None:
+    if each[0].load_s:
+        row |= {
+            "loadSeconds": statistics.median(t.load_s for t in each),
+            "tokensPerCpuSecond": round(statistics.median(t.tokens_per_cpu_s for t in each), 2),
+        }
+    if name != "cold":
         row |= {
             "timesFasterThanCold": round(cold_s / wall, 1),
             "timesLessCpuThanCold": round(cold_cpu_s / cpu, 1),
-            "aim": AIM,
-            "aimMet": cold_s >= AIM * wall and cold_cpu_s >= AIM * cpu,
-            "residentMiB": {"awake": memory[0] >> 20, "asleep": memory[1] >> 20},
         }
+    if memory is not None or name == "restart":
+        row |= {"aim": AIM, "aimMet": cold_s >= AIM * wall and cold_cpu_s >= AIM * cpu}
+    if memory is not None:
+        row["residentMiB"] = {"awake": memory[0] >> 20, "asleep": memory[1] >> 20}
     print(json.dumps(row), file=sys.stderr)
     return row
 
@@ -187,17 +288,24 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--model", choices=list(SHAPES), default="small")
+    parser.add_argument("--weights-dtype", choices=["auto", "int8", "int4"], default="auto")
+    parser.add_argument("--read-rate", type=float, help="bytes per second; default what the page cache gives")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    shape = SHAPES[arguments.model]
     result = {
         "benchmark": "serving_wake",
         "command": " ".join(["python", "benchmarks/serving_wake.py", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, 1 thread, shared",
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "model": {**SHAPE, "dtype": "float32"},
+        "model": {**shape, "dtype": "float32", "weightsDtype": arguments.weights_dtype},
+        "readRate": arguments.read_rate,
         "promptTokens": PROMPT,
-        "rows": measure(arguments.repeats),
+        "rows": measure(
+            arguments.repeats, shape, ("--weights-dtype", arguments.weights_dtype), arguments.read_rate
+        ),
     }
     text = json.dumps(result, indent=2)
     print(text)
