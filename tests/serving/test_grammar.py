@@ -9,13 +9,14 @@ import itertools
 import json
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import torch
-from tests.serving.engines import generate, load_engine, text_of, tokens_of
+from tests.serving.engines import Said, generate, load_engine, text_of, tokens_of
 from tests.serving.models import EOS, VOCAB, make_tokenizer
 
 from busbar.workloads.serving.delta import Delta
@@ -141,8 +142,8 @@ def test_neighbours_without_a_grammar_and_log_probabilities_stay_the_same(loaded
     assert text_of(together[1]).startswith("{")
 
 
-def with_id(delta: Delta, request_id: str) -> Delta:
-    return Delta(**{**vars(delta), "request_id": request_id})
+def with_id(delta: Said, request_id: str) -> Said:
+    return replace(delta, request_id=request_id)
 
 
 def test_a_preempted_answer_and_one_that_goes_on_elsewhere_follow_their_grammar(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ def random_prompts(seed: int, count: int, longest: int) -> list[list[int]]:
     return [[rng.randrange(1, VOCAB) for _ in range(rng.randrange(9, longest))] for _ in range(count)]
 
 
-def logprobs_of(deltas: list[Delta]) -> list[TokenLogprob]:
+def logprobs_of(deltas: Iterable[Delta]) -> list[TokenLogprob]:
     return [each for delta in deltas for each in delta.logprobs]
 
 

@@ -150,7 +150,7 @@ def test_a_known_request_moves_each_by_the_predicted_amount(loaded: Loaded, cloc
     for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         assert value(core, f"vllm:{gauge}") == 0
     assert core.requests_total == 1
-    assert core.tokens_total == 5
+    assert core.tally.tokens_total == 5
     for _ in range(2):  # totals, however often they are told
         core.metrics.phases(core.phase_seconds.model_dump())
     spent = {p: value(core, "busbar:phase_seconds_total", phase=p) for p in ("prefill", "decode", "idle")}
@@ -168,6 +168,45 @@ def test_a_cancelled_request_counts_as_aborted_and_frees_its_blocks(loaded: Load
     assert value(core, "vllm:request_success_total", finished_reason="abort") == 1
     assert value(core, "vllm:e2e_request_latency_seconds_count") == 0
     assert value(core, "vllm:kv_cache_usage_perc") == 0
+
+
+def counted(core: EngineCore) -> tuple[float, float, float]:
+    """(tokens in all, of requests that have ended, requests that ended at a stop)."""
+    assert core.tally.tokens_total == value(core, "vllm:generation_tokens_total")
+    ended = value(core, "vllm:request_generation_tokens_sum")
+    return core.tally.tokens_total, ended, value(core, "vllm:request_success_total", finished_reason="stop")
+
+
+@pytest.mark.parametrize("length", [50, 5], ids=["it runs", "it has ended"])
+def test_tokens_behind_the_one_that_a_reader_stops_at_are_counted_nowhere(
+    loaded: Loaded, length: int
+) -> None:
+    core = loaded.core
+    core.submit("r", [1] * 40, greedy_params(length, ignore_eos=True), 0.0, confirms=True)
+    for _ in range(5):
+        core.step()
+    assert counted(core) == (0, 0, 0), "nothing is read"
+    core.read("r", 2)
+    assert counted(core) == (2, 0, 0)
+    for _ in range(2):
+        core.read("r", 3, "stop")
+        assert counted(core) == (3, 3, 1)
+    assert value(core, "vllm:request_success_total", finished_reason="length") == 0
+    assert core.idle
+    assert core.scheduler.pool.used == 0
+
+
+@pytest.mark.parametrize("length", [50, 5], ids=["it runs", "it has ended"])
+def test_all_tokens_count_of_a_reader_that_leaves(loaded: Loaded, length: int) -> None:
+    core = loaded.core
+    core.submit("r", [1] * 40, greedy_params(length, ignore_eos=True), 0.0, confirms=True)
+    for _ in range(5):
+        core.step()
+    core.read("r", 2, "abort")
+    assert core.tally.tokens_total == 5
+    reason = "abort" if length == 50 else "length"
+    assert value(core, "vllm:request_success_total", finished_reason=reason) == 1
+    assert core.idle
 
 
 def test_preemptions_are_counted(llama: tuple[Path, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.serving.crowd import answer
-from tests.serving.engines import generate, load_engine, tokens_of
+from tests.serving.engines import Said, generate, load_engine, tokens_of
 from tests.serving.models import VOCAB
 
 from busbar.workloads.serving.delta import Delta
@@ -44,9 +45,9 @@ class Answers:
     """What requests get alone from an engine without the cache; each is computed once."""
 
     engine: Loaded
-    known: dict[tuple[tuple[int, ...], int | None], list[Delta]] = field(default_factory=dict)
+    known: dict[tuple[tuple[int, ...], int | None], list[Said]] = field(default_factory=dict)
 
-    def of(self, prompt: list[int], seed: int | None) -> list[Delta]:
+    def of(self, prompt: list[int], seed: int | None) -> list[Said]:
         key = (tuple(prompt), seed)
         if key not in self.known:
             self.known[key] = generate(self.engine, [prompt], params_of(LONGEST, seed))[0]
@@ -60,7 +61,7 @@ def params_of(count: int, seed: int | None) -> SamplingParams:
     )
 
 
-def logprobs_of(deltas: list[Delta]) -> list[TokenLogprob]:
+def logprobs_of(deltas: Iterable[Delta]) -> list[TokenLogprob]:
     return [each for delta in deltas for each in delta.logprobs]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def expected(model: Any, prompt: list[int]) -> torch.Tensor:
     return logits.float().log_softmax(-1)
 
 
-def told_of(deltas: list[Delta]) -> PromptLogprobs:
+def told_of(deltas: Sequence[Delta]) -> PromptLogprobs:
     (found,) = [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None]
     assert found is deltas[0].prompt_logprobs
     return found

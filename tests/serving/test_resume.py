@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serving.engines import generate, load_engine, text_of, tokens_of
+from tests.serving.engines import Reader, Said, generate, load_engine, text_of, tokens_of
 from tests.serving.models import EOS, save_model
 from tests.serving.processes import Running, serving
 from tests.serving.tool_models import save_tool_model
 
 from busbar.kube.contracts.streams import DIGEST_HEADER, RESUME_PATH, SIDE_LINE, TERMS_HEADER
-from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.identity import model_identity
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.responses_request import PATH
@@ -29,15 +28,15 @@ def loaded(llama: tuple[Path, Any]) -> Loaded:
     return load_engine(llama[0], deterministic=True)
 
 
-def go_on(loaded: Loaded, params: SamplingParams, tokens: list[int]) -> list[Delta]:
+def go_on(loaded: Loaded, params: SamplingParams, tokens: list[int]) -> list[Said]:
     core = loaded.core
-    history = core.replay(PROMPT, params, tokens)
+    history, reader = core.replay(PROMPT, params, tokens), Reader(core, params, tokens)
     assert not core.rules.is_over(history, params)
-    core.submit("r", PROMPT, params, 0.0, history=history)
-    found: list[Delta] = []
+    core.submit("r", PROMPT, params, 0.0, history=history, confirms=True)
     while not core.idle:
-        found += core.step()
-    return found
+        for delta in core.step():
+            reader.take(delta)
+    return reader.said
 
 
 def a_stop(loaded: Loaded) -> str:
@@ -92,7 +91,7 @@ def test_characters_across_the_cut_stay_whole(loaded: Loaded) -> None:
     assert any(not delta.text for delta in whole), "no token was half a character"
 
 
-def check(loaded: Loaded, params: SamplingParams) -> list[Delta]:
+def check(loaded: Loaded, params: SamplingParams) -> list[Said]:
     """Cuts the answer behind each of its tokens; the whole answer."""
     (whole,) = generate(loaded, [PROMPT], params)
     for cut in range(len(whole)):
@@ -112,15 +111,18 @@ def check(loaded: Loaded, params: SamplingParams) -> list[Delta]:
         (SamplingParams(max_tokens=3), [70, 71, 72]),
         (SamplingParams(max_tokens=9), [70, EOS]),
         (SamplingParams(max_tokens=9, stop_token_ids=frozenset({71}), ignore_eos=True), [71]),
-        (SamplingParams(max_tokens=9, stop=("x",)), None),
     ],
 )
-def test_an_answer_that_is_over_is_known(
-    loaded: Loaded, params: SamplingParams, tokens: list[int] | None
-) -> None:
-    ids = tokens if tokens is not None else list(loaded.core.tokenizer.encode("ax").ids)
-    assert loaded.core.rules.is_over(loaded.core.replay(PROMPT, params, ids), params)
+def test_an_answer_that_is_over_is_known(loaded: Loaded, params: SamplingParams, tokens: list[int]) -> None:
+    assert loaded.core.rules.is_over(loaded.core.replay(PROMPT, params, tokens), params)
     assert not loaded.core.rules.is_over(loaded.core.replay(PROMPT, params, []), params)
+
+
+def test_a_stop_string_in_tokens_that_were_is_known(loaded: Loaded) -> None:
+    for text, stops in (("ax", True), ("ab", False)):
+        said = loaded.core.text_of(SamplingParams(max_tokens=9, stop=("x",)))
+        said.add(loaded.core.tokenizer.encode(text).ids)
+        assert said.has_stopped == stops
 
 
 def test_going_on_is_charged_and_counted_to_nobody_twice(loaded: Loaded) -> None:

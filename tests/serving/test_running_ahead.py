@@ -102,7 +102,7 @@ def test_requests_that_come_and_leave_at_any_time_get_their_tokens(
         exact = greedy(model, prompt, count)
         got = found.get(name, [])
         assert got == (exact[: len(got)] if name in cancelled else exact)
-    assert core.tokens_total == sum(map(len, found.values()))
+    assert core.tally.tokens_total == sum(map(len, found.values()))
     assert core.scheduler.pool.used == 0
 
 
@@ -122,7 +122,7 @@ def test_a_request_that_ends_in_its_text_ends_there(llama: tuple[Path, Any], lau
     assert [tokens_of(d) for d in found] == [tokens_of(d) for d in expected]
     assert [text_of(d) for d in found] == [text_of(d) for d in expected]
     assert stop not in text_of(found[0])
-    assert loaded.core.tokens_total == sum(len(tokens_of(d)) for d in expected)
+    assert loaded.core.tally.tokens_total == sum(len(tokens_of(d)) for d in expected)
     computed = [chunk for step in launched[before:] for chunk in step.chunks if chunk.sequence.order == 0]
     assert len(computed) == len(tokens_of(found[0])) + 1
     assert loaded.core.scheduler.pool.used == 0

@@ -202,14 +202,25 @@ def test_offsets_of_streamed_logprobs_go_on_where_the_last_chunk_ended(client: o
     assert [at for part in streamed if part for at in part.text_offset or []] == whole.text_offset
 
 
-def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
-    asked: Any = {"model": MODEL, "prompt": PROMPT, "temperature": 0, "max_tokens": 30}
+def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI, server: Running) -> None:
+    asked: Any = {"model": MODEL, "prompt": PROMPT, "temperature": 0, "max_tokens": 300}
+    asked |= {"extra_body": {"ignore_eos": True}}
     free = client.completions.create(**asked).choices[0].text
     stop = free[8:11]
-    cut = client.completions.create(**asked, stop=stop).choices[0]
+    names = ("vllm:generation_tokens_total", "vllm:request_generation_tokens_sum")
+    before = [server.metric(name) for name in names]
+    whole = client.completions.create(**asked, stop=stop)
+    cut = whole.choices[0]
     assert (cut.text, cut.finish_reason) == (free[: free.index(stop)], "stop")
-    streamed = "".join(c.choices[0].text for c in client.completions.create(**asked, stop=stop, stream=True))
-    assert streamed == cut.text
+    chunks = list(
+        client.completions.create(**asked, stop=stop, stream=True, stream_options={"include_usage": True})
+    )
+    assert "".join(c.choices[0].text for c in chunks if c.choices) == cut.text
+    assert whole.usage is not None
+    assert whole.usage == chunks[-1].usage
+    server.wait_for(lambda: server.status()["running"] == 0)
+    counted = [server.metric(name) - had for name, had in zip(names, before, strict=True)]
+    assert counted == [2 * whole.usage.completion_tokens] * 2, "no token behind the stop string counts"
 
 
 def test_a_seed_repeats_in_company(client: openai.OpenAI) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.serving.crowd import answer
-from tests.serving.engines import generate, greedy_params, load_engine, text_of, tokens_of
+from tests.serving.engines import Said, generate, greedy_params, load_engine, text_of, tokens_of
 from tests.serving.inside import serving_inside
 from tests.serving.models import VOCAB, greedy
 from tests.serving.processes import OpenStream
@@ -45,7 +45,7 @@ def params_of(count: int, seed: int | None, **changes: Any) -> SamplingParams:
     return SamplingParams(max_tokens=count, temperature=temperature, seed=seed, **more)
 
 
-def logprobs_of(deltas: list[Delta]) -> list[TokenLogprob]:
+def logprobs_of(deltas: Iterable[Delta]) -> list[TokenLogprob]:
     return [each for delta in deltas for each in delta.logprobs]
 
 
@@ -78,9 +78,9 @@ class Answers:
     """What requests get alone, without guesses; each is computed once."""
 
     engine: Loaded
-    known: dict[tuple[int, int | None], list[Delta]] = field(default_factory=dict)
+    known: dict[tuple[int, int | None], list[Said]] = field(default_factory=dict)
 
-    def of(self, number: int, seed: int | None) -> list[Delta]:
+    def of(self, number: int, seed: int | None) -> list[Said]:
         key = (number, seed)
         if key not in self.known:
             self.known[key] = generate(self.engine, [PROMPTS[number]], params_of(LONGEST, seed))[0]
@@ -192,7 +192,7 @@ def test_greedy_tokens_are_those_of_transformers_where_a_loop_is_guessed(llama: 
         assert tokens_of(deltas) == greedy(model, prompt, 60)
 
 
-ENDS: dict[str, Callable[[list[Delta]], dict[str, Any]]] = {
+ENDS: dict[str, Callable[[list[Said]], dict[str, Any]]] = {
     "stop string": lambda whole: {"stop": (text_of(whole[20:22]),)},
     "stop token": lambda whole: {"stop_token_ids": frozenset({whole[25].tokens[0]}), "min_tokens": 10},
     "length": lambda whole: {"max_tokens": 23},
@@ -301,7 +301,7 @@ def guesser_of(rate: float) -> Guesser:
 
 def live_of(guesser: Guesser, number: int, tokens: list[int]) -> Live:
     params = SamplingParams(max_tokens=20)
-    history = History((), "", None, None, None, None)  # type: ignore[arg-type]
+    history = History((), None, None)
     sequence = Sequence(number, list(tokens), len(tokens) + 20)
     return Live(str(number), params, sequence, history, Randomness(0), 0.0, guesser=guesser)
 

@@ -66,7 +66,7 @@ async def answers(
     for deltas in generate(loaded, [PROMPT] * count, params):
         choice = Choice(0, len(PROMPT), reader=reader_of(tools, loaded, "a"))
         for delta in deltas:
-            choice.take(delta)
+            choice.take(delta, delta.text, delta.finish)
         choices.append(choice)
         if choice.finish == "tool_calls":
             calls += [(str(call.name), json.loads(call.arguments)) for call in choice.calls]
@@ -178,15 +178,17 @@ async def test_a_free_answer_without_parallel_calls_is_left_after_its_first_call
     tools = parse_tools({"tools": TOOLS, "parallel_tool_calls": parallel})
     assert tools is not None
     engine = Engine(lambda: loaded, asyncio.get_running_loop())
-    job = Job([1], SamplingParams(), Choice(0, 1, reader=reader_of(tools, loaded, "a")))
-    stream = Stream("a")
+    params = await with_tools(SamplingParams(), tools, loaded)
+    choice = Choice(0, 1, reader=reader_of(tools, loaded, "a"))
+    job, stream = Job([1], params, choice, loaded.core.text_of(params)), Stream("a", confirms=True)
     form = loaded.template.tool_format
     assert form is not None
     call = f'{{"name": "time", "{form.argument_key}": {{}}}}'
     first = {"hermes": f"<tool_call>{call}", "llama": call, "mistral": f"[TOOL_CALLS][{call}"}
     pieces = [first.get(form, "[TOOL_CALLS]time[ARGS]{}"), " and", " so on"]
     for index, text in enumerate(pieces, 1):
-        stream.put(Delta("a", text, (5,), index, finish="length" if index == 3 else None))
+        tokens = tuple(loaded.core.tokenizer.encode(text, add_special_tokens=False).ids)
+        stream.put(Delta("a", tokens, index, finish="length" if index == 3 else None))
     await collect(engine, [stream], [job])
     assert (job.choice.finish, job.choice.completion_tokens) == (
         ("length", 3) if parallel else ("tool_calls", 1)

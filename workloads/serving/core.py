@@ -1,8 +1,8 @@
-"""The engine without its thread: requests in, text deltas out, one step at a time.
+"""The engine without its thread: requests in, tokens out, one step at a time.
 
-`step` plans, runs, samples, then turns each new token into text and decides whether its request ends:
-at an end token, a stop string or the length limit, in that order. A finished request's blocks are
-free before the next plan. The clock is an argument, so tests need no waiting.
+`step` plans, runs, samples, and decides of each new token whether its request ends: at an end token or the length limit.
+Text is made elsewhere (`answer_text.py`): a stop string is found by the reader, who ends the request a step or more later.
+A finished request's blocks are free before the next plan. The clock is an argument, so tests need no waiting.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from busbar.kube.contracts.workload import PhaseSeconds
 from busbar.scheduler.fit.online import Speed
 from busbar.workloads.serving.adapters import Adapter
+from busbar.workloads.serving.answer_text import AnswerText
 from busbar.workloads.serving.blocks import CopyCost
 from busbar.workloads.serving.budget import LEAST_PROMPT_TOKENS, MARGIN, step_budget
 from busbar.workloads.serving.delta import Delta
@@ -41,13 +42,14 @@ from busbar.workloads.serving.sampling import Randomness, SamplingParams, TokenL
 from busbar.workloads.serving.scheduler import Scheduler
 from busbar.workloads.serving.sequence import Chunk, Pooling, Sequence, Step
 from busbar.workloads.serving.speculation import Speculation
+from busbar.workloads.serving.tally import Tally
 from busbar.workloads.serving.text import special_tokens
 from busbar.workloads.serving.token_rules import TokenRules
 from busbar.workloads.serving.vocabulary import Vocabulary
 
 
 class EngineCore:
-    """Scheduler, runner and text of one model."""
+    """Scheduler, runner and sampling of one model."""
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class EngineCore:
         self.saturated = False
         """The promised time per token cannot be kept by smaller pieces of prompts."""
         self.requests_total = 0
-        self.tokens_total = 0
+        self.tally = Tally(metrics)
         self._clock = clock
         self._began_s = clock()
         self.special = special_tokens(tokenizer)
@@ -135,9 +137,13 @@ class EngineCore:
                 param="max_tokens" if prompt_len < limit else "prompt",
             )
 
+    def text_of(self, params: SamplingParams) -> AnswerText:
+        """What makes text of the tokens of a request. Safe to call from any thread."""
+        return AnswerText(self.vocabulary, self.special, self.rules.ends(params), params)
+
     def replay(self, prompt: list[int], params: SamplingParams, tokens: list[int]) -> History:
         """The history of a request that has sampled `tokens`. Safe to call from any thread."""
-        return replay(self.vocabulary, self.special, prompt, params, tokens)
+        return replay(prompt, params, tokens)
 
     def submit(
         self,
@@ -150,10 +156,11 @@ class EngineCore:
         history: History | None = None,
         adapter: Adapter | None = None,
         priority: int = 0,
+        confirms: bool = False,
     ) -> None:
         """Queues a request that `admissible` has passed; with a `history`, one that goes on behind its tokens.
 
-        Its `adapter` is held for it, and released at its end.
+        Its `adapter` is held for it, and released at its end. A reader that `confirms` calls `read`.
         """
         sequence = Sequence(
             self.requests_total,
@@ -169,7 +176,7 @@ class EngineCore:
         if history is not None:
             sequence.tokens += history.tokens
             sequence.charged = len(prompt)
-        self._enter(request_id, params, sequence, history, arrived_s)
+        self._enter(request_id, params, sequence, history, arrived_s, confirms)
 
     def embed(
         self,
@@ -193,21 +200,30 @@ class EngineCore:
             pooling=pooling,
             adapter=adapter,
         )
-        self._enter(request_id, SamplingParams(), sequence, None, arrived_s)
+        self._enter(request_id, SamplingParams(), sequence, None, arrived_s, confirms=False)
 
     def sequence_of(self, request_id: str) -> Sequence | None:
         """None for a request that has ended."""
         live = self._live.get(request_id)
         return None if live is None else live.sequence
 
-    def cancel(self, request_id: str, reason: str = "abort") -> bool:
+    def cancel(self, request_id: str) -> bool:
         """Drops a request and frees its blocks. Harmless for one that has ended."""
         live = self._live.get(request_id)
         if live is None:
             return False
-        self._end(live, reason, self._clock())
+        self._end(live, "abort", self._clock())
         self._gauges()
         return True
+
+    def read(self, request_id: str, taken: int, finish: str | None = None) -> None:
+        """The reader of a request, one that confirms, has taken so many completion tokens. With `finish` it is done: what
+        came behind them is not counted, but where the reader has left (abort)."""
+        live = self._live.get(request_id)
+        if live is not None and finish is not None:
+            self._end(live, finish, self._clock())
+        self.tally.read(request_id, live, taken, finish)
+        self._gauges()
 
     def step(self) -> list[Delta]:
         """One forward pass over everything that runs."""
@@ -229,7 +245,7 @@ class EngineCore:
         for live, own in rows.items():
             if live in failed:
                 self._end(live, "abort", now)
-                deltas.append(Delta(live.id, "", finish="error", error=failed[live], refused=True))
+                deltas.append(Delta(live.id, finish="error", error=failed[live], refused=True))
             else:
                 deltas += self._take(live, own, now)
         explains = any(chunk.sequence.explains for chunk, _ in outcome.states)
@@ -244,6 +260,7 @@ class EngineCore:
         lives = list(self._live.values())
         for live in lives:
             self._end(live, "abort", now)
+        self.tally.close()
         self._gauges()
         return [live.id for live in lives]
 
@@ -303,6 +320,7 @@ class EngineCore:
         sequence: Sequence,
         history: History | None,
         arrived_s: float,
+        confirms: bool,
     ) -> None:
         self.scheduler.add(sequence, admitted=True)
         self.requests_total += 1
@@ -318,7 +336,9 @@ class EngineCore:
             prompt_logprobs=None
             if params.prompt_logprobs is None
             else PromptLogprobs(params.prompt_logprobs),
+            confirms=confirms,
         )
+        live.counted = live.sampled
         if self.speculation is not None and live.is_predictable:
             live.guesser = self.speculation.guesser()
         self._live[request_id] = live
@@ -357,7 +377,7 @@ class EngineCore:
         live.first_s = now
         self.metrics.prompt_tokens.inc(live.sequence.prompt_len)
         self._end(live, "stop", now)
-        return Delta(live.id, "", finish="stop", cached=live.sequence.cached, vector=live.pool.vector())
+        return Delta(live.id, finish="stop", cached=live.sequence.cached, vector=live.pool.vector())
 
     def _budget(self, decoding: Tokens[Sequence]) -> int:
         most = self.scheduler.limits.max_batched_tokens
@@ -405,46 +425,28 @@ class EngineCore:
         return deltas
 
     def _advance(self, live: Live, token: int, logprobs: tuple[TokenLogprob, ...], now: float) -> Delta:
-        params, sampled, history = live.params, live.sampled, live.history
-        self.tokens_total += 1
-        self.metrics.generation_tokens.inc()
-        if live.sequence.adapter is not None:
-            self.metrics.adapter_token(live.sequence.adapter.name)
-        if live.first_s is None:
-            live.first_s = now
-            if not live.sequence.resumed:
-                self.metrics.prompt_tokens.inc(live.sequence.prompt_len)
-                self.metrics.ttft.observe(now - live.arrived_s)
-        elif live.last_s is not None:
-            self.metrics.itl.observe(now - live.last_s)
-        live.last_s = now
+        history = live.history
+        self.tally.token(live, now)
         if history.counts is not None:
             history.counts.add(token)
-        finish: str | None = None
         if history.guide is not None:
             history.guide.take((token,))
-        if token in self.rules.ends(params):
-            finish = "stop"
-            text = history.matcher.add(history.detokenizer.flush())
-        else:
-            text = history.matcher.add(history.detokenizer.add(token))
-            if history.guide is not None and history.guide.over:
-                finish = "stop"
-            elif sampled >= params.max_tokens:
-                finish = "length"
-            elif self.rules.is_stuck(params, live.sequence.tokens, live.sequence.prompt_len):
-                finish = "stop"
-            if finish is not None:
-                text += history.matcher.add(history.detokenizer.flush())
-        if history.matcher.matched is not None:
-            finish = "stop"
-        elif finish is not None:
-            text += history.matcher.flush()
+        finish = self._finish(live, token)
         if finish is not None:
             self._end(live, finish, now)
         told, live.prompt_logprobs = live.prompt_logprobs, None
         cached = live.sequence.cached
-        return Delta(live.id, text, (token,), sampled, logprobs, finish, cached=cached, prompt_logprobs=told)
+        return Delta(live.id, (token,), live.sampled, logprobs, finish, cached=cached, prompt_logprobs=told)
+
+    def _finish(self, live: Live, token: int) -> str | None:
+        """Whether a request ends with its last token."""
+        params, guide = live.params, live.history.guide
+        if token in self.rules.ends(params) or (guide is not None and guide.over):
+            return "stop"
+        if live.sampled >= params.max_tokens:
+            return "length"
+        stuck = self.rules.is_stuck(params, live.sequence.tokens, live.sequence.prompt_len)
+        return "stop" if stuck else None
 
     def _end(self, live: Live, reason: str, now: float) -> None:
         del self._live[live.id]
@@ -454,13 +456,9 @@ class EngineCore:
             self.speculation.forget(live.sequence)
         if not self._live:
             self._flight = None
-        metrics = self.metrics
         if live.sequence.adapter is not None:
             live.sequence.adapter.release()
-        metrics.finished(reason)
-        if reason == "abort":
-            return
-        live.observe(metrics, now)
+        self.tally.ended(live, reason, now)
 
     def _record(self, flight: Flight, seconds: float, explains: bool, wrong: int) -> None:
         """Guesses are rows like others, but read the context of the row before them. A draft's time is not the step's."""

@@ -13,13 +13,12 @@ class Delta:
     """What one step adds to one request."""
 
     request_id: str
-    text: str
     tokens: tuple[int, ...] = ()
     index: int = 0
     """Completion tokens so far, these included."""
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: str | None = None
-    """None, stop, length or error."""
+    """None, stop, length or error. Whoever makes text of the tokens may find a stop string, and so an earlier end."""
     error: str | None = None
     leaving: bool = False
     """With `error`: the process shuts down, and the request is not to blame."""

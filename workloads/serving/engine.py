@@ -49,8 +49,10 @@ class EngineState(StrEnum):
 class Stream:
     """One request's deltas, as the event loop sees them."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, confirms: bool = False) -> None:
+        """`confirms`: its reader may end it, and says which tokens it has taken."""
         self.request_id = request_id
+        self.confirms = confirms
         self._deltas: asyncio.Queue[Delta] = asyncio.Queue()
 
     def put(self, delta: Delta) -> None:
@@ -126,12 +128,13 @@ class Engine:
         history: History | None = None,
         adapter: Adapter | None = None,
         priority: int = 0,
+        confirms: bool = False,
     ) -> Stream:
         """Hands a request to the thread. It has passed `EngineCore.admissible`; see `EngineCore.submit`."""
         return self._open(
-            request_id,
+            Stream(request_id, confirms),
             lambda core, arrived: core.submit(
-                request_id, prompt, params, arrived, owner, cache_salt, history, adapter, priority
+                request_id, prompt, params, arrived, owner, cache_salt, history, adapter, priority, confirms
             ),
             adapter,
         )
@@ -147,23 +150,29 @@ class Engine:
     ) -> Stream:
         """As `open`, for a text that is to become a vector; see `EngineCore.embed`."""
         return self._open(
-            request_id,
+            Stream(request_id),
             lambda core, arrived: core.embed(
                 request_id, tokens, pooling, arrived, owner, cache_salt, adapter
             ),
             adapter,
         )
 
-    def close(self, stream: Stream, reason: str = "abort") -> None:
-        """Nobody reads on (the client has disconnected, or has all that it wants: `stop`): cancels the request if it
-        still runs. Otherwise no effect."""
-        if self._streams.pop(stream.request_id, None) is not None and self.loaded is not None:
-            core = self.loaded.core
+    def confirm(self, stream: Stream, taken: int, finish: str | None = None) -> None:
+        """Tells the engine of a stream that confirms how many completion tokens its reader has taken, and how the answer ends
+        with them (stop, length); see `EngineCore.read`."""
+        if stream.confirms:
+            if finish is not None:
+                self._streams.pop(stream.request_id, None)
+                stream.confirms = False  # this was the last word
+            self.post(lambda core: core.read(stream.request_id, taken, finish))
 
-            def cancel() -> None:
-                core.cancel(stream.request_id, reason)
-
-            self._inbox.put(cancel)
+    def close(self, stream: Stream) -> None:
+        """Nobody reads on: cancels the request if it still runs. Otherwise no effect."""
+        is_open = self._streams.pop(stream.request_id, None) is not None
+        if stream.confirms:
+            self.confirm(stream, 0, "abort")
+        elif is_open:
+            self.post(lambda core: core.cancel(stream.request_id))
 
     def cut(self, reason: str) -> None:
         """Ends every open stream with an error (the drain's time is over)."""
@@ -252,7 +261,7 @@ class Engine:
             ended = await self.in_turn(work)
         reason = "the stream goes on at another replica"
         self._dispatch(
-            [Delta(each, "", finish="error", error=reason, leaving=True, moved_to=to) for each in ended]
+            [Delta(each, finish="error", error=reason, leaving=True, moved_to=to) for each in ended]
         )
         return bool(ended)
 
@@ -310,14 +319,14 @@ class Engine:
         await done
 
     def _open(
-        self, request_id: str, submit: Callable[[EngineCore, float], None], adapter: Adapter | None
+        self, stream: Stream, submit: Callable[[EngineCore, float], None], adapter: Adapter | None
     ) -> Stream:
         if self.state is not EngineState.READY or self.loaded is None:
             raise self.unavailable()
-        if request_id in self._streams:
-            raise ValueError(f"request id {request_id} is in use")
+        if stream.request_id in self._streams:
+            raise ValueError(f"request id {stream.request_id} is in use")
         core, arrived = self.loaded.core, self._clock()
-        stream = self._streams[request_id] = Stream(request_id)
+        self._streams[stream.request_id] = stream
         if adapter is not None:
             adapter.hold()  # until the core ends the request
         self._inbox.put(lambda: submit(core, arrived))
@@ -376,7 +385,7 @@ class Engine:
         self._to_loop(self._on_change)
 
     def _fail_streams(self, ids: list[str], reason: str, leaving: bool = False) -> None:
-        deltas = [Delta(i, "", finish="error", error=reason, leaving=leaving) for i in ids]
+        deltas = [Delta(i, finish="error", error=reason, leaving=leaving) for i in ids]
         self._to_loop(partial(self._dispatch, deltas))
 
     def _to_loop(self, call: Callable[[], None]) -> None:

@@ -1,8 +1,9 @@
 """A step that has been launched, and whose results nobody has looked at yet.
 
-On a GPU the next step is launched as soon as the tokens of the last are known, before they have been turned into text, so
-that the device computes meanwhile. Whether a request ends with a stop string or with its grammar is then seen one step late;
-such a request, and one that is cancelled or held meanwhile, takes part in the step, and what came out for it is dropped.
+On a GPU the next step is launched as soon as the tokens of the last are known, before anybody has looked at them, so that the
+device computes meanwhile. Whether a request ends with its grammar is then seen one step late; such a request, and one that is
+cancelled (its text may have come to a stop string) or held meanwhile, takes part in the step, and what came out for it is
+dropped.
 """
 
 from __future__ import annotations

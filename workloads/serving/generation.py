@@ -17,6 +17,7 @@ from aiohttp import web
 
 from busbar.kube.contracts.streams import StreamTerms, UsageShown
 from busbar.workloads.serving.adapters import Adapter
+from busbar.workloads.serving.answer_text import AnswerText
 from busbar.workloads.serving.calling import reader_of, render, with_tools
 from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.engine import Engine, Stream
@@ -50,8 +51,18 @@ class Job:
     prompt: list[int]
     params: SamplingParams
     choice: Choice
+    text: AnswerText
     history: History | None = None
     """Of one that began on another replica."""
+
+    @property
+    def may_end_early(self) -> bool:
+        """Whether what its tokens say may end it."""
+        return bool(self.params.stop) or self.choice.reader is not None
+
+    def take(self, delta: Delta) -> None:
+        """Raises what an engine that failed, or leaves, says instead of a token."""
+        self.choice.take(delta, *self.text.take(sound(delta)))
 
 
 async def prepare(
@@ -108,7 +119,8 @@ async def prepare(
             if isinstance(body, ChatBody) and body.tools is not None:
                 choice.reader = reader_of(body.tools, loaded, f"{request_id}/{choice.index}")
             told = None if number else params.prompt_logprobs  # of a prompt once
-            jobs.append(Job(ids, replace(params, seed=seed, prompt_logprobs=told), choice))
+            own = replace(params, seed=seed, prompt_logprobs=told)
+            jobs.append(Job(ids, own, choice, core.text_of(own)))
     return jobs
 
 
@@ -164,6 +176,7 @@ async def opened(
                     job.history,
                     adapter,
                     priority,
+                    job.may_end_early,
                 )
             )
         yield streams
@@ -176,8 +189,7 @@ async def collect(engine: Engine, streams: list[Stream], jobs: list[Job]) -> Non
     """Reads every stream into its job's choice until that has ended."""
     for stream, job in zip(streams, jobs, strict=True):
         while job.choice.finish is None:
-            job.choice.take(sound(await stream.next()))
-        engine.close(stream, "stop")  # it goes on where the choice wants no more of it
+            await _read(engine, stream, job)
 
 
 async def send_stream(
@@ -188,11 +200,12 @@ async def send_stream(
     `streams` are those of the jobs that have not ended (on another replica).
     """
     choices = [job.choice for job in jobs]
+    running = [job for job in jobs if job.choice.finish is None]
     opening = answer.opening(choices)
     if opening:
         await response.write(opening)
     try:
-        await _send_all(response, engine, streams, choices, answer)
+        await _send_all(response, engine, streams, running, choices, answer)
     except RequestError as error:
         if isinstance(error, EngineLeaving) and error.moved_to:
             # Tokens whose text is held back: the gateway needs them, so that the stream goes on at the right place.
@@ -246,14 +259,14 @@ async def _send_all(
     response: web.StreamResponse,
     engine: Engine,
     streams: list[Stream],
+    running: list[Job],
     choices: list[Choice],
     answer: Answer,
 ) -> None:
-    running = [choice for choice in choices if choice.finish is None]
     try:
         async with asyncio.TaskGroup() as group:
-            for stream, choice in zip(streams, running, strict=True):
-                group.create_task(_send_choice(response, engine, stream, choice, choices, answer))
+            for stream, job in zip(streams, running, strict=True):
+                group.create_task(_send_choice(response, engine, stream, job, choices, answer))
     except BaseExceptionGroup as errors:
         raise first_error(errors) from errors
 
@@ -262,15 +275,24 @@ async def _send_choice(
     response: web.StreamResponse,
     engine: Engine,
     stream: Stream,
-    choice: Choice,
+    job: Job,
     choices: list[Choice],
     answer: Answer,
 ) -> None:
+    choice = job.choice
     while choice.finish is None:
-        choice.take(sound(await stream.next()))
+        await _read(engine, stream, job)
         if choice.has_news:
             await response.write(answer.chunk(choice, choices))
-    engine.close(stream, "stop")  # it goes on where the choice wants no more of it
+
+
+async def _read(engine: Engine, stream: Stream, job: Job) -> None:
+    """The next tokens of a job, which goes on in the engine where its choice wants no more of it."""
+    job.take(await stream.next())
+    if stream.confirms:
+        finish = job.choice.finish
+        told = "stop" if finish == "tool_calls" else finish
+        engine.confirm(stream, job.choice.completion_tokens, told)
 
 
 def sound(delta: Delta) -> Delta:

@@ -1,7 +1,6 @@
-"""Where a request's text stands: its detokenizer, stop strings, token counts and grammar, after the tokens so far.
+"""Where a request's sampling stands after the tokens so far: its token counts and its grammar.
 
-A new request starts with an empty history. One that goes on from another replica replays the tokens that it has
-had: the text held back (half a character, what may begin a stop string) is then the same as it was there.
+A new request starts with an empty history. One that goes on from another replica replays the tokens that it has had.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ from typing import TYPE_CHECKING
 
 from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.sampling import SamplingParams
-from busbar.workloads.serving.text import Detokenizer, StopMatcher
 from busbar.workloads.serving.token_counts import TokenCounts
-from busbar.workloads.serving.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from busbar.workloads.serving.grammar import Guide
@@ -22,27 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class History:
-    """A request's text state after `tokens`."""
+    """A request's state after `tokens`."""
 
     tokens: tuple[int, ...]
     """Sampled elsewhere."""
-    text: str
-    """Theirs, as far as it was passed on; the rest is held back here."""
-    detokenizer: Detokenizer
-    matcher: StopMatcher
     counts: TokenCounts | None
     """Kept where a penalty needs it."""
     guide: Guide | None
     """Kept where the answer follows a grammar."""
 
 
-def replay(
-    vocabulary: Vocabulary,
-    special: frozenset[int],
-    prompt: Sequence[int],
-    params: SamplingParams,
-    tokens: Sequence[int] = (),
-) -> History:
+def replay(prompt: Sequence[int], params: SamplingParams, tokens: Sequence[int] = ()) -> History:
     """The state of a request that has sampled `tokens`. Touches no engine state: any thread may call it.
 
     Raises BadRequest where the tokens do not follow the request's grammar.
@@ -50,18 +37,9 @@ def replay(
     guide = None if params.grammar is None else params.grammar.start()
     if guide is not None and not guide.take(tokens):
         raise BadRequest("these tokens do not follow the request's grammar", param="choices")
-    hidden = special - params.visible if params.skip_special_tokens else frozenset()
-    history = History(
-        tuple(tokens),
-        "",
-        Detokenizer(vocabulary, hidden),
-        StopMatcher(params.stop, params.include_stop_text),
-        _counts(prompt, params),
-        guide,
-    )
-    for token in tokens:
-        history.text += history.matcher.add(history.detokenizer.add(token))
-        if history.counts is not None:
+    history = History(tuple(tokens), _counts(prompt, params), guide)
+    if history.counts is not None:
+        for token in tokens:
             history.counts.add(token)
     return history
 

@@ -33,6 +33,13 @@ class Live:
 
     guesser: Guesser | None = None
     """None: its tokens are not guessed."""
+    confirms: bool = False
+    """Its reader may end it, and says which tokens it has taken; the others are not counted."""
+    counted: int = 0
+    """Completion tokens that are counted, those sampled elsewhere included."""
+    finish: str | None = None
+    """How it has ended, as far as the tokens say, and when."""
+    ended_s: float = 0.0
 
     @property
     def sampled(self) -> int:
@@ -50,17 +57,17 @@ class Live:
         )
 
     def observe(self, metrics: Metrics, now: float) -> None:
-        """The request's times and lengths, at its end."""
+        """The request's times and lengths, after its end, when its tokens are counted."""
         joined, first, last = (now if t is None else t for t in (self.joined_s, self.first_s, self.last_s))
         metrics.e2e.observe(now - self.arrived_s)
         metrics.queue_time.observe(joined - self.arrived_s)
         metrics.prefill_time.observe(first - joined)
         metrics.decode_time.observe(last - first)
         metrics.inference_time.observe(last - joined)
-        here = self.sampled - len(self.history.tokens)
+        here = self.counted - len(self.history.tokens)
         if here > 1:
             metrics.tpot.observe((last - first) / (here - 1))
         metrics.request_prompt.observe(self.sequence.prompt_len)
-        metrics.request_generation.observe(self.sampled)
+        metrics.request_generation.observe(self.counted)
         metrics.params_n.observe(1)
         metrics.params_max_tokens.observe(self.params.max_tokens)

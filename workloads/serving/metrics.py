@@ -248,8 +248,8 @@ class Metrics:
     def adapter_request(self, name: str) -> None:
         self._adapter_requests.labels(*self._values, self._adapter_label(name)).inc()
 
-    def adapter_token(self, name: str) -> None:
-        self._adapter_tokens.labels(*self._values, self._adapter_label(name)).inc()
+    def adapter_tokens(self, name: str, count: int) -> None:
+        self._adapter_tokens.labels(*self._values, self._adapter_label(name)).inc(count)
 
     def lora_info(self, most: int, running: Iterable[str], waiting: Iterable[str], now: float) -> None:
         """What endpoint pickers read of adapters: one series with this content."""

@@ -56,18 +56,19 @@ class Choice:
         else:
             self._read(self.reader.feed(text))
 
-    def take(self, delta: Delta) -> None:
-        self.show(delta.text)
+    def take(self, delta: Delta, text: str, finish: str | None) -> None:
+        """A delta, the text that it makes certain, and how the answer ends with that."""
+        self.show(text)
         self.logprobs += delta.logprobs
         self.tokens += delta.tokens
         self.completion_tokens = max(self.completion_tokens, delta.index)
         if self.counts_prompt and not self.resumed:
             self.cached_tokens = max(self.cached_tokens, delta.cached)
         self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
-        self.finish = delta.finish
-        if self.reader is not None and (self.reader.over or delta.finish is not None):
+        self.finish = finish
+        if self.reader is not None and (self.reader.over or finish is not None):
             self._read(self.reader.end())
-            if self.reader.over or (self.reader.calls and delta.finish == "stop"):
+            if self.reader.over or (self.reader.calls and finish == "stop"):
                 self.finish = "tool_calls"
 
     @property

@@ -79,9 +79,10 @@ async def take_over(
             job.choice.finish = "ended"
             continue
         job.history = await asyncio.to_thread(core.replay, job.prompt, job.params, choice.tokens)
-        if core.rules.is_over(job.history, job.params):
+        text = await asyncio.to_thread(job.text.add, choice.tokens)
+        if core.rules.is_over(job.history, job.params) or job.text.has_stopped:
             raise BadRequest("these tokens end the answer already", param="choices")
-        answer.catch_up(job.choice, job.history.text, asked.events)
+        answer.catch_up(job.choice, text, asked.events)
         if answer.wants_logprobs and not answer.chat:
             job.choice.text_offset = sum(len(answer.token_text(token)) for token in choice.tokens)
     jobs[0].choice.cached_tokens = asked.cached_tokens

@@ -215,7 +215,7 @@ class Server:
                 "kv_blocks_free": core.scheduler.pool.free,
                 "kv_tenants": tenant_blocks(core.scheduler),
                 "requests_total": core.requests_total,
-                "tokens_total": core.tokens_total,
+                "tokens_total": core.tally.tokens_total,
                 "adapters": self._models.reports(loaded),
                 "saturated": core.saturated,
                 "sleep_level": int(self.engine.sleep_level),

@@ -38,11 +38,10 @@ class TokenRules:
         return params
 
     def is_over(self, history: History, params: SamplingParams) -> bool:
-        """Whether nothing may follow a history's tokens."""
+        """Whether nothing may follow a history's tokens, whatever their text says."""
         return (
             len(history.tokens) >= params.max_tokens
             or (history.guide is not None and history.guide.over)
-            or history.matcher.matched is not None
             or not self.ends(params).isdisjoint(history.tokens)
             or self.is_stuck(params, history.tokens, 0)
         )
