@@ -141,9 +141,7 @@ def start(model: Path) -> dict[str, list[Any]]:
         promise = PROMISE_MS if arm == "promised" else None
         engine = EngineSettings(model, threads=1, kv_bytes=2**29, tpot_ms=promise)
         settings = ServerSettings(engine, arm, role=role, port=free_port(), bearers=one_for_all(BEARER))
-        process = forked.start(settings)
-        assert process.pid is not None  # it has been started
-        os.sched_setaffinity(process.pid, {core})
+        process = forked.start(settings, core)
         replicas[arm].append((process, f"http://127.0.0.1:{settings.port}", role))
     return replicas
 

@@ -10,7 +10,7 @@ A random Llama behind `busbar serve`, on one thread: 33.6 M parameters (8 layers
   level 1    from sending POST /wake_up to the first event of the same request: weights were kept, the KV cache was not
   level 2    the same, where the weights were dropped too, and are read from the folder again
   keeping    as cold, with --keep-weights and an empty folder in memory: what it costs to keep weights
-  restart    from SIGKILL of that server's process to the first event of the next one's answer
+  restart    from SIGKILL of that server's engine to the first event of the next one's answer
   container  from the start of a new process, after SIGKILL of the whole one, as where the kubelet starts a container again
 
 Files are in the page cache each time; with `--read-rate` a tensor of the checkpoint takes at least as long as at that rate, as from a
@@ -75,10 +75,10 @@ class Took:
 
 
 class Server:
-    """A process of `busbar serve`; with `keep` the one that starts servers."""
+    """The first process of `busbar serve`: the front, or with `keep` what starts fronts."""
 
     def __init__(self, run: Run, port: int, keep: bool) -> None:
-        self.port, self.keep = port, keep
+        self.port = port
         self.log = run.folder.with_name("log")
         program = ["-m", "busbar.workloads.serving"]
         variables = {k: v for k, v in os.environ.items() if not k.startswith("BUSBAR_")}
@@ -140,22 +140,26 @@ class Server:
             raise RuntimeError(f"the server answers {status}")
 
     @property
-    def serving(self) -> int | None:
-        """The process that serves; None: there is none now."""
-        if not self.keep:
-            return self.process.pid
-        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return next((int(pid) for pid in path.read_text().split()), None)
+    def processes(self) -> list[int]:
+        """Those that live, parents first: what starts servers, if there is one, the front, and the engine."""
+        found = [self.process.pid]
+        for pid in found:
+            with suppress(OSError):
+                found += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        return found
 
     @property
     def cpu_s(self) -> float:
-        """Of its processes that live."""
-        return sum(_cpu_s(pid) for pid in {self.process.pid, self.serving or self.process.pid})
+        return sum(map(_cpu_s, self.processes))
 
     @property
     def resident_bytes(self) -> int:
-        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
+        """Of both; what they share counts once."""
+        texts = (Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in self.processes)
+        kib = [
+            int(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith("Pss:")
+        ]
+        return 1024 * sum(kib)
 
 
 def _cpu_s(pid: int) -> float:
@@ -187,21 +191,18 @@ def started(run: Run, keep: bool = False) -> Iterator[tuple[Server, Took]]:
         took = Took(time.monotonic() - began, server.cpu_s)
         yield server, replace(took, load_s=server.load_s(), tokens_per_cpu_s=server.speed())
     finally:
-        serving = server.serving
-        server.process.kill()
-        server.process.wait()
-        if keep and serving is not None:
+        for pid in server.processes:
             with suppress(ProcessLookupError):
-                os.kill(serving, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+        server.process.wait()
 
 
 def restart(server: Server) -> Took:
-    """Kills the process that serves, and waits for the first token of the next one."""
-    former = server.serving
-    assert former is not None
-    keeper_s, loads = _cpu_s(server.process.pid), server.log.read_text().count("loaded in")
+    """Kills the engine's process, and waits for the first token of the next one."""
+    keeper, _, engine = server.processes
+    keeper_s, loads = _cpu_s(keeper), server.log.read_text().count("loaded in")
     began = time.monotonic()
-    os.kill(former, signal.SIGKILL)
+    os.kill(engine, signal.SIGKILL)
     while server.log.read_text().count("loaded in") == loads:
         if time.monotonic() > began + START_LIMIT_S:
             raise RuntimeError("the server is not started again")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from busbar.workloads.serving.answer_text import AnswerText
 from busbar.workloads.serving.core import EngineCore
 from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.loader import Loaded, load
@@ -33,7 +34,7 @@ class Reader:
         """`had`: tokens that came before."""
         self.said: list[Said] = []
         self._core = core
-        self._text = core.text_of(params)
+        self._text = AnswerText(core.vocabulary, core.special, core.rules.ends(params), params)
         self._text.add(had)
 
     def take(self, delta: Delta) -> None:

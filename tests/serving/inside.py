@@ -13,14 +13,15 @@ from contextlib import contextmanager
 from functools import partial
 
 from aiohttp import web
+from tests.serving.pair import paired
 from tests.serving.processes import Service
 
 from busbar.kube.contracts.bearers import Bearers, one_for_all
 from busbar.kube.contracts.workload import ReplicaRole
-from busbar.workloads.serving.engine import Engine, EngineState
-from busbar.workloads.serving.loader import load
-from busbar.workloads.serving.server import Server
+from busbar.workloads.serving.engine import EngineState
+from busbar.workloads.serving.loader import Loaded, load
 from busbar.workloads.serving.settings import EngineSettings, ServerSettings, SpecAdapters
+from busbar.workloads.serving.text_model import read_text_files
 
 TOKEN = "secret"
 START_LIMIT_S = 90.0
@@ -65,20 +66,23 @@ def _run(settings: ServerSettings, started: Started) -> None:
 async def _serve(settings: ServerSettings, started: Started) -> None:
     loop = asyncio.get_running_loop()
     leave, changed = asyncio.Event(), asyncio.Event()
-    engine = Engine(lambda: load(settings.engine, settings.model_id), loop, on_change=changed.set)
-    runner = web.AppRunner(Server(settings, engine).application(), handler_cancellation=True, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, settings.host, 0).start()
-        engine.start()
-        while engine.state is EngineState.LOADING:
-            await changed.wait()
-            changed.clear()
-        if engine.failure is not None:
-            raise engine.failure
-        host, port = runner.addresses[0][:2]
-        started.set_result((f"http://{host}:{port}", partial(loop.call_soon_threadsafe, leave.set)))
-        await leave.wait()
-    finally:
-        await runner.cleanup()
-        await asyncio.to_thread(engine.stop)
+    files = read_text_files(settings.engine.model_dir)
+
+    def read() -> Loaded:
+        return load(settings.engine, settings.model_id)
+
+    async with paired(settings, read, files, changed.set) as pair:
+        runner = web.AppRunner(pair.server.application(), handler_cancellation=True, access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, settings.host, 0).start()
+            while pair.link.state is EngineState.LOADING:
+                await changed.wait()
+                changed.clear()
+            if pair.host.engine.failure is not None:
+                raise pair.host.engine.failure
+            host, port = runner.addresses[0][:2]
+            started.set_result((f"http://{host}:{port}", partial(loop.call_soon_threadsafe, leave.set)))
+            await leave.wait()
+        finally:
+            await runner.cleanup()

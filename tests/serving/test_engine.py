@@ -14,14 +14,16 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from tests.serving.engines import greedy_params, load_engine
 from tests.serving.models import VOCAB
+from tests.serving.pair import Pair, paired, text_files_of
 
 from busbar.workloads.serving.delta import Delta
-from busbar.workloads.serving.engine import Engine, EngineState, Stream
+from busbar.workloads.serving.engine import EngineState
+from busbar.workloads.serving.engine_link import Asked, EngineLink, Prompt, Stream
 from busbar.workloads.serving.errors import ModelCorrupt, Overloaded
+from busbar.workloads.serving.frames import Kind, frame
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.sampling import SamplingParams
 from busbar.workloads.serving.sequence import Sequence
-from busbar.workloads.serving.server import Server
 from busbar.workloads.serving.settings import EngineSettings, ServerSettings
 
 
@@ -30,18 +32,25 @@ def loaded(llama: tuple[Path, Any]) -> Loaded:
     return load_engine(llama[0])
 
 
+SETTINGS = ServerSettings(EngineSettings(Path("m")), "tiny", stall_s=30.0)
+
+
 @asynccontextmanager
-async def started(loaded: Loaded) -> AsyncIterator[Engine]:
-    """An engine in state Ready, stopped at the end."""
+async def started(loaded: Loaded) -> AsyncIterator[Pair]:
+    """A replica in state Ready, stopped at the end."""
     changed = asyncio.Event()
-    engine = Engine(lambda: loaded, asyncio.get_running_loop(), changed.set)
-    engine.start()
-    await changed.wait()
-    assert engine.state is EngineState.READY
-    try:
-        yield engine
-    finally:
-        await asyncio.to_thread(engine.stop)
+    async with paired(SETTINGS, lambda: loaded, text_files_of(loaded), changed.set) as pair:
+        while pair.link.state is EngineState.LOADING:
+            await changed.wait()
+            changed.clear()
+        assert pair.link.state is EngineState.READY
+        yield pair
+
+
+@asynccontextmanager
+async def asked(link: EngineLink, *prompts: Prompt) -> AsyncIterator[list[Stream]]:
+    async with link.opened(Asked("r", prompts)) as streams:
+        yield streams
 
 
 async def read(stream: Stream) -> list[Delta]:
@@ -51,12 +60,17 @@ async def read(stream: Stream) -> list[Delta]:
     return deltas
 
 
+async def answer(link: EngineLink, prompt: list[int], params: SamplingParams) -> list[Delta]:
+    async with asked(link, Prompt(prompt, params)) as (stream,):
+        return await read(stream)
+
+
 async def test_requests_of_one_engine_run_together_and_each_gets_its_tokens(loaded: Loaded) -> None:
-    async with started(loaded) as engine:
-        streams = [engine.open(str(i), [i + 1] * 10, greedy_params(5, ignore_eos=True)) for i in range(3)]
+    prompts = [Prompt([i + 1] * 10, greedy_params(5, ignore_eos=True)) for i in range(3)]
+    async with started(loaded) as pair, asked(pair.link, *prompts) as streams:
         ends = [await read(stream) for stream in streams]
         assert [[d.index for d in deltas] for deltas in ends] == [[1, 2, 3, 4, 5]] * 3
-        assert engine.open_streams == 0
+        assert pair.link.open_streams == pair.host.engine.waiting == 0
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -73,9 +87,8 @@ async def test_a_requests_priority_reaches_the_scheduler(
     monkeypatch.setattr(loaded.core.scheduler, "add", note)
     body = {"model": "tiny", "max_tokens": 1, "n": 2}
     body |= {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
-    async with started(loaded) as engine:
-        server = Server(ServerSettings(EngineSettings(Path("m")), "tiny"), engine)
-        client: TestClient[web.Request, web.Application] = TestClient(TestServer(server.application()))
+    async with started(loaded) as pair:
+        client: TestClient[web.Request, web.Application] = TestClient(TestServer(pair.server.application()))
         async with client:
             for priority in (-3, None):
                 assert (await client.post(path, json={**body, "priority": priority})).status == 200
@@ -83,13 +96,14 @@ async def test_a_requests_priority_reaches_the_scheduler(
 
 
 async def test_closing_a_stream_frees_its_blocks(loaded: Loaded) -> None:
-    async with started(loaded) as engine:
-        stream = engine.open("a", [1] * 40, greedy_params(400, ignore_eos=True))
-        await stream.next()
-        engine.close(stream)
-        engine.close(stream)  # harmless
-        await read(engine.open("b", [1], greedy_params(1)))  # runs after the cancel
-        assert loaded.core.scheduler.pool.used == 0
+    async with started(loaded) as pair:
+        for confirms in (False, True):
+            prompt = Prompt([1] * 40, greedy_params(400, ignore_eos=True), confirms=confirms)
+            async with asked(pair.link, prompt) as (stream,):
+                await stream.next()
+            await answer(pair.link, [1], greedy_params(1))  # runs after the cancel
+            assert loaded.core.scheduler.pool.used == 0
+            assert loaded.core.live == 0
 
 
 async def test_a_failing_step_ends_every_stream_with_an_error(
@@ -98,16 +112,16 @@ async def test_a_failing_step_ends_every_stream_with_an_error(
     def fail() -> list[Delta]:
         raise RuntimeError("out of registers")
 
-    async with started(loaded) as engine:
+    async with started(loaded) as pair:
         monkeypatch.setattr(loaded.core, "step", fail)
-        stream = engine.open("a", [1], greedy_params(4))
-        (delta,) = await read(stream)
+        (delta,) = await answer(pair.link, [1], greedy_params(4))
         assert (delta.finish, delta.error) == ("error", "the engine failed; the request may be sent again")
-        assert engine.state is EngineState.FAILED
-        assert isinstance(engine.failure, RuntimeError)
+        assert isinstance(pair.host.engine.failure, RuntimeError)
         assert loaded.core.scheduler.pool.used == 0
         with pytest.raises(Overloaded, match="going down"):
-            engine.open("b", [1], greedy_params(1))
+            await answer(pair.link, [1], greedy_params(1))
+        assert pair.link.state is EngineState.FAILED
+        assert str(pair.link.failure) == "RuntimeError: out of registers"
 
 
 @pytest.mark.parametrize("where", ["step", "submit"])
@@ -124,31 +138,40 @@ async def test_a_step_that_never_ends_fails_the_health_checks_until_it_ends(
         return inner(*arguments)
 
     monkeypatch.setattr(loaded.core, where, hang)
-    changed = asyncio.Event()
-    engine = Engine(lambda: loaded, asyncio.get_running_loop(), changed.set, clock=lambda: now[0])
-    settings = ServerSettings(EngineSettings(Path("m")), "tiny", stall_s=30.0)
-    http = TestServer(Server(settings, engine).application())
-    client: TestClient[web.Request, web.Application] = TestClient(http)
-    async with client:
+    async with started(loaded) as pair:
+        monkeypatch.setattr(pair.host.engine, "_clock", lambda: now[0])
+        client: TestClient[web.Request, web.Application] = TestClient(TestServer(pair.server.application()))
 
         async def look() -> list[tuple[int, str]]:
+            await pair.link.call("sync")
             answers = [await client.get(path) for path in ("/health", "/ready")]
             return [(answer.status, (await answer.json())["state"]) for answer in answers]
 
-        engine.start()
-        await changed.wait()
-        stream = engine.open("a", [1], greedy_params(1))
-        await asyncio.to_thread(entered.wait, 60)
-        now[0] += 29.0
-        assert await look() == [(200, "Ready"), (200, "Ready")]
-        now[0] += 2.0
-        assert await look() == [(503, "Stalled"), (503, "Stalled")]
-        refused = await client.post("/v1/completions", json={"model": "tiny", "prompt": "a"})
-        assert refused.status == 503
-        release.set()
-        await read(stream)
-        await asyncio.to_thread(engine.stop)
-    assert engine.step_seconds == 0.0
+        async with client, asked(pair.link, Prompt([1], greedy_params(1))) as (stream,):
+            await asyncio.to_thread(entered.wait, 60)
+            now[0] += 29.0
+            assert await look() == [(200, "Ready"), (200, "Ready")]
+            now[0] += 2.0
+            assert await look() == [(503, "Stalled"), (503, "Stalled")]
+            refused = await client.post("/v1/completions", json={"model": "tiny", "prompt": "a"})
+            assert refused.status == 503
+            release.set()
+            await read(stream)
+            await asyncio.to_thread(pair.host.engine.stop)
+            assert pair.host.engine.step_seconds == 0.0
+
+
+async def test_an_engine_that_tells_nothing_fails_the_health_checks() -> None:
+    """Its process hangs, so that it cannot say for how long."""
+    now = [100.0]
+    link = EngineLink(clock=lambda: now[0])
+    told = {"state": "Ready", "sleep": 0, "running": 0, "step_s": 0.0, "stall_s": 30.0}
+    for _ in range(2):
+        link.data_received(frame(Kind.STATE, told))
+        now[0] += 30.0
+        assert not link.stalled
+        now[0] += 1.0
+        assert link.stalled
 
 
 async def test_a_model_that_cannot_be_loaded_fails_the_engine_with_its_error() -> None:
@@ -156,20 +179,22 @@ async def test_a_model_that_cannot_be_loaded_fails_the_engine_with_its_error() -
         raise ModelCorrupt("config.json is not JSON")
 
     changed = asyncio.Event()
-    engine = Engine(load, asyncio.get_running_loop(), changed.set)
     with pytest.raises(Overloaded, match="still loading"):
-        engine.open("a", [1], greedy_params(1))
-    engine.start()
-    await changed.wait()
-    assert engine.state is EngineState.FAILED
-    assert str(engine.failure) == "config.json is not JSON"
+        await answer(EngineLink(), [1], greedy_params(1))
+    async with paired(SETTINGS, load, on_change=changed.set) as pair:
+        while pair.link.state is EngineState.LOADING:
+            await changed.wait()
+            changed.clear()
+        assert pair.link.state is EngineState.FAILED
+        assert isinstance(pair.link.failure, ModelCorrupt)
+        assert str(pair.link.failure) == "config.json is not JSON"
 
 
 async def test_cutting_ends_open_streams_with_the_reason(loaded: Loaded) -> None:
-    async with started(loaded) as engine:
-        stream = engine.open("a", [1], greedy_params(500, ignore_eos=True))
+    prompt = Prompt([1], greedy_params(500, ignore_eos=True))
+    async with started(loaded) as pair, asked(pair.link, prompt) as (stream,):
         await stream.next()
-        engine.cut("time is up")
+        pair.link.tell("cut", reason="time is up")
         assert (await read(stream))[-1].error == "time is up"
 
 
@@ -183,8 +208,8 @@ async def test_extreme_but_legal_parameters_do_not_hurt_the_engine(loaded: Loade
         SamplingParams(max_tokens=3, stop=("x" * 10_000,), stop_token_ids=frozenset(range(VOCAB))),
         SamplingParams(max_tokens=3, seed=-(2**63)),
     ]
-    async with started(loaded) as engine:
-        streams = [engine.open(str(i), [1, 2], p) for i, p in enumerate(extremes)]
+    prompts = [Prompt([1, 2], each) for each in extremes]
+    async with started(loaded) as pair, asked(pair.link, *prompts) as streams:
         reasons = [(await read(stream))[-1].finish for stream in streams]
         assert set(reasons) <= {"stop", "length"}
-        assert engine.state is EngineState.READY
+        assert pair.link.state is EngineState.READY

@@ -69,7 +69,7 @@ def regex_of(text: str) -> GrammarSpec:
 
 
 def under(loaded: Loaded, spec: GrammarSpec, **asked: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": 80} | asked, grammar=loaded.core.grammars.compile(spec))
+    return SamplingParams(**{"max_tokens": 80} | asked, grammar=spec)
 
 
 # -- answers --------------------------------------------------------------------------------------

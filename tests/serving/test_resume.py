@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.serving.engines import Reader, Said, generate, load_engine, text_of, tokens_of
 from tests.serving.models import EOS, save_model
+from tests.serving.pair import text_model_of
 from tests.serving.processes import Running, serving
 from tests.serving.tool_models import save_tool_model
 
@@ -120,7 +121,7 @@ def test_an_answer_that_is_over_is_known(loaded: Loaded, params: SamplingParams,
 
 def test_a_stop_string_in_tokens_that_were_is_known(loaded: Loaded) -> None:
     for text, stops in (("ax", True), ("ab", False)):
-        said = loaded.core.text_of(SamplingParams(max_tokens=9, stop=("x",)))
+        said = text_model_of(loaded).text_of(SamplingParams(max_tokens=9, stop=("x",)))
         said.add(loaded.core.tokenizer.encode(text).ids)
         assert said.has_stopped == stops
 

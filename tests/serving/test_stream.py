@@ -12,13 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import torch
-from tests.free_port import free_port
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 from tests.serving.adapted import Family
 from tests.serving.engines import generate, greedy_params, load_engine, tokens_of
 from tests.serving.models import VOCAB, config_of, greedy, save_model
+from tests.serving.pair import paired
 from tests.serving.streamed import CPU, needs_of, streamed_settings
 from tests.serving.test_adapters import run
 from tests.serving.test_equality import random_prompts
@@ -28,17 +29,19 @@ from busbar.scheduler.fit.model import ModelShape
 from busbar.scheduler.fit.serving import ServingShape, serving_memory
 from busbar.workloads.machine.direct_file import DirectFile, DirectReader, NoRoom, page_memory
 from busbar.workloads.machine.streams import CallerStream, WorkerStream
-from busbar.workloads.serving import process
 from busbar.workloads.serving.architecture import parse_architecture, read_architecture
 from busbar.workloads.serving.checkpoint import Checkpoint
+from busbar.workloads.serving.engine import EngineState
 from busbar.workloads.serving.errors import DiskTooSmall, MemoryTooSmall, ModelCorrupt, ModelFileMissing
 from busbar.workloads.serving.layer_file import LayerLayout
-from busbar.workloads.serving.loader import Loaded
+from busbar.workloads.serving.loader import Loaded, load
 from busbar.workloads.serving.report import table_report
 from busbar.workloads.serving.settings import EngineSettings, ServerSettings
 from busbar.workloads.serving.sleeping import SleepLevel, fall_asleep, wake
 from busbar.workloads.serving.stream import HostSource, Link, StreamedLayers
 from busbar.workloads.serving.stream_load import own_folder
+from busbar.workloads.serving.termination import write_termination_message
+from busbar.workloads.serving.text_model import read_text_files
 from busbar.workloads.serving.weightcodes import FORMS
 from busbar.workloads.serving.weights import FusedModel
 
@@ -440,33 +443,41 @@ def test_the_schedulers_formula_is_that_of_the_engine(form: str, mode: str, fami
 def test_a_replica_whose_file_is_cut_fails_its_streams_and_ends_with_the_sentence(
     six: tuple[Path, Any], tmp_path: Path
 ) -> None:
-    port = free_port()
     engine = EngineSettings(six[0], **streamed_settings(six[0], 2, tmp_path))
-    settings = ServerSettings(engine, "tiny", port=port, drain_s=0)
+    settings = ServerSettings(engine, "tiny", drain_s=0)
     body = {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": 400, "ignore_eos": True, "stream": True}
 
     async def life() -> tuple[str, str]:
-        ready = asyncio.Event()
-        running = asyncio.create_task(process.run(settings, lambda _: ready.set()))
-        await ready.wait()
-        async with aiohttp.ClientSession() as client:
-            async with client.get(f"http://127.0.0.1:{port}/status") as status:
-                report = (await status.json())["report"]
-            assert (report["mode"], report["streamIsSlow"]) == ("stream", False)
-            async with client.post(f"http://127.0.0.1:{port}/v1/completions", json=body) as answer:
+        changed = asyncio.Event()
+        files = read_text_files(six[0])
+        async with paired(settings, lambda: load(engine, "tiny"), files, changed.set) as pair:
+
+            async def leave(state: EngineState) -> None:
+                while pair.link.state is state:
+                    await changed.wait()
+                    changed.clear()
+
+            await leave(EngineState.LOADING)
+            client: TestClient[web.Request, web.Application] = TestClient(
+                TestServer(pair.server.application())
+            )
+            async with client:
+                report = (await (await client.get("/status")).json())["report"]
+                assert (report["mode"], report["streamIsSlow"]) == ("stream", False)
+                answer = await client.post("/v1/completions", json=body)
                 await answer.content.readline()
                 (path,) = tmp_path.glob("*.layers")
                 cut(path)
                 rest = (await answer.read()).decode()
-        with pytest.raises(ModelCorrupt) as ended:
-            await running
-        return rest, f"{ended.value.code}: {ended.value}"
+            await leave(EngineState.READY)
+            assert isinstance(pair.link.failure, ModelCorrupt)
+            return rest, f"{pair.link.failure.code}: {pair.link.failure}"
 
     rest, last_words = asyncio.run(life())
     assert "the engine failed; the request may be sent again" in rest
     log = tmp_path / "termination-log"
     log.write_text("")
-    process.write_termination_message(str(log), last_words)
+    write_termination_message(str(log), last_words)
     said = json.loads(log.read_text())["message"]
     assert said.startswith("ModelCorrupt: ")
     assert "was cut or changed while its layers are streamed from it; delete it and start anew" in said

@@ -48,10 +48,14 @@ def test_how_a_server_ended_is_told() -> None:
     assert how(1) == "ended with code 1"
 
 
-def server_of(running: Running) -> int:
-    """The process that serves."""
-    [child] = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
+def child_of(process: int) -> int:
+    [child] = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     return int(child)
+
+
+def server_of(running: Running) -> int:
+    """The front that serves."""
+    return child_of(running.process.pid)
 
 
 def tokens(running: Running) -> Any:
@@ -67,13 +71,17 @@ def test_a_killed_server_comes_back_with_its_weights_and_a_stopped_one_does_not(
     with serving(llama[0], *flags) as running:
         first, server = tokens(running), server_of(running)
         assert "weights are kept in" in running.log()
-        os.kill(server, signal.SIGKILL)
-        running.wait_for(lambda: "is started again" in running.log())
-        running.wait_for(lambda: _ready(running))
-        assert tokens(running) == first
-        assert "the server was killed by SIGKILL" in running.log()
-        assert "weights are mapped from" in running.log()
+        for crash, (killed, said) in enumerate(
+            [(server, "was killed by SIGKILL"), (None, "ended with code 1")], start=1
+        ):
+            os.kill(killed or child_of(server_of(running)), signal.SIGKILL)
+            running.wait_for(lambda crash=crash: running.log().count("is started again") == crash)
+            running.wait_for(lambda: _ready(running))
+            assert tokens(running) == first
+            assert f"the server {said}" in running.log()
+            assert running.log().count("weights are mapped from") == crash
         assert server_of(running) != server
+        server = server_of(running)
         running.process.kill()  # as a container ends: the server asks itself to stop
         running.process.wait()
         running.wait_for(lambda: not Path(f"/proc/{server}").exists())

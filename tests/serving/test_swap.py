@@ -170,9 +170,10 @@ def test_a_quota_is_in_percent_of_the_cache(llama: tuple[Path, Any]) -> None:
     loaded = load_engine(llama[0], kv_bytes=21 * BLOCK, kv_quotas=(parse_quota("research=25:50"),))
     quotas = loaded.core.scheduler.quotas
     assert (quotas.guaranteed("research"), quotas.most("research"), quotas.most("x")) == (5, 10, 20)
-    assert loaded.core.context_limit("research") == 160
-    assert loaded.core.context_limit("x") == 320
-    loaded.core.admissible(150, 20, "x")
-    loaded.core.admissible(150, 10, "research")
+    limits = loaded.core.context_limits
+    assert limits.limit("research") == 160
+    assert limits.limit("x") == 320
+    limits.check(150, 20, "x")
+    limits.check(150, 10, "research")
     with pytest.raises(BadRequest, match="under your tenant's KV quota the maximum context length is 160"):
-        loaded.core.admissible(150, 11, "research")
+        limits.check(150, 11, "research")

@@ -89,7 +89,7 @@ def test_a_guest_gets_its_guaranteed_blocks_from_a_full_cache(
             assert tokens_of(found[f"{name}{n}"]) == greedy(model, prompt, length)
 
     with pytest.raises(BadRequest, match="under your tenant's KV quota the maximum context length is 160"):
-        core.admissible(150, 11, "sales")
+        core.context_limits.check(150, 11, "sales")
 
 
 async def test_the_operator_changes_shares_while_a_stream_runs(deep: Path) -> None:

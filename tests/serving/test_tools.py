@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +12,14 @@ import openai
 import pytest
 from tests.serving.engines import generate, load_engine, text_of
 from tests.serving.inside import TOKEN, serving_inside
+from tests.serving.pair import text_model_of
 from tests.serving.processes import Service
 from tests.serving.tool_models import TEMPLATES, save_tool_model
 
 from busbar.workloads.serving.calling import reader_of, render, with_tools
 from busbar.workloads.serving.chat import ChatTemplate
 from busbar.workloads.serving.delta import Delta
-from busbar.workloads.serving.engine import Engine, Stream
+from busbar.workloads.serving.engine_link import EngineLink, Stream
 from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.generation import Job, collect
 from busbar.workloads.serving.loader import Loaded
@@ -59,12 +59,14 @@ async def answers(
     tools = parse_tools({"tools": TOOLS} | asked)
     assert tools is not None
     params = [
-        await with_tools(SamplingParams(max_tokens=250, seed=i, temperature=0.8), tools, loaded)
+        await with_tools(
+            SamplingParams(max_tokens=250, seed=i, temperature=0.8), tools, text_model_of(loaded)
+        )
         for i in range(count)
     ]
     choices, calls = [], []
     for deltas in generate(loaded, [PROMPT] * count, params):
-        choice = Choice(0, len(PROMPT), reader=reader_of(tools, loaded, "a"))
+        choice = Choice(0, len(PROMPT), reader=reader_of(tools, text_model_of(loaded), "a"))
         for delta in deltas:
             choice.take(delta, delta.text, delta.finish)
         choices.append(choice)
@@ -102,14 +104,18 @@ async def test_a_free_answer_with_strict_tools_is_text_or_fits(loaded: Loaded) -
     ]
     tools = parse_tools({"tools": strict})
     assert tools is not None
-    params = await with_tools(SamplingParams(max_tokens=40, seed=1), tools, loaded)
+    params = await with_tools(SamplingParams(max_tokens=40, seed=1), tools, text_model_of(loaded))
     assert params.grammar is not None
     form, tokenizer = loaded.template.tool_format, loaded.core.tokenizer
     assert form is not None
 
     def follows(text: str) -> bool:
         assert params.grammar is not None
-        return params.grammar.start().take(tokenizer.encode(text, add_special_tokens=False).ids)
+        return (
+            loaded.core.grammars.compile(params.grammar)
+            .start()
+            .take(tokenizer.encode(text, add_special_tokens=False).ids)
+        )
 
     good, bad = '{"place": "x", "day": "today"}', '{"place": 3'
     opening = {
@@ -134,12 +140,14 @@ def test_a_template_is_given_the_tools_the_calls_and_their_results(loaded: Loade
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "abcdefghi", "content": "grey"},
     ]
-    text = render(parse_chat({**ASK, "messages": messages}), loaded)
+    text = render(parse_chat({**ASK, "messages": messages}), text_model_of(loaded))
     assert "The sky." in text
     assert "grey" in text
     if loaded.template.tool_format != "mistral-args":
         assert '"arguments": {"place": "x"}' in text
-    assert "The sky." not in render(parse_chat({**ASK, "messages": messages, "tool_choice": "none"}), loaded)
+    assert "The sky." not in render(
+        parse_chat({**ASK, "messages": messages, "tool_choice": "none"}), text_model_of(loaded)
+    )
 
 
 def test_the_format_is_read_off_the_template(loaded: Loaded, tmp_path: Path) -> None:
@@ -163,8 +171,8 @@ async def test_a_template_without_tools_says_so(
 
     async def ask() -> None:
         assert body.tools is not None
-        render(body, loaded)
-        await with_tools(SamplingParams(), body.tools, loaded)
+        render(body, text_model_of(loaded))
+        await with_tools(SamplingParams(), body.tools, text_model_of(loaded))
 
     with pytest.raises(BadRequest, match=message):
         await ask()
@@ -177,10 +185,10 @@ async def test_a_free_answer_without_parallel_calls_is_left_after_its_first_call
     """The model's tokens are given here, because a random one calls nothing by itself."""
     tools = parse_tools({"tools": TOOLS, "parallel_tool_calls": parallel})
     assert tools is not None
-    engine = Engine(lambda: loaded, asyncio.get_running_loop())
-    params = await with_tools(SamplingParams(), tools, loaded)
-    choice = Choice(0, 1, reader=reader_of(tools, loaded, "a"))
-    job, stream = Job([1], params, choice, loaded.core.text_of(params)), Stream("a", confirms=True)
+    model = text_model_of(loaded)
+    params = await with_tools(SamplingParams(), tools, model)
+    choice = Choice(0, 1, reader=reader_of(tools, model, "a"))
+    job, stream = Job([1], params, choice, model.text_of(params)), Stream(1, confirms=True)
     form = loaded.template.tool_format
     assert form is not None
     call = f'{{"name": "time", "{form.argument_key}": {{}}}}'
@@ -188,8 +196,8 @@ async def test_a_free_answer_without_parallel_calls_is_left_after_its_first_call
     pieces = [first.get(form, "[TOOL_CALLS]time[ARGS]{}"), " and", " so on"]
     for index, text in enumerate(pieces, 1):
         tokens = tuple(loaded.core.tokenizer.encode(text, add_special_tokens=False).ids)
-        stream.put(Delta("a", tokens, index, finish="length" if index == 3 else None))
-    await collect(engine, [stream], [job])
+        stream.put(Delta("1", tokens, index, finish="length" if index == 3 else None))
+    await collect(EngineLink(), [stream], [job])
     assert (job.choice.finish, job.choice.completion_tokens) == (
         ("length", 3) if parallel else ("tool_calls", 1)
     )

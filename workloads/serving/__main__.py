@@ -5,7 +5,6 @@ Without BUSBAR_SPEC it is `busbar serve`.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
@@ -16,6 +15,7 @@ from busbar.kube.contracts.workload import TERMINATION_LOG, Env
 from busbar.workloads.serving.errors import ServingError
 from busbar.workloads.serving.pod import from_environment
 from busbar.workloads.serving.supervisor import serving_process
+from busbar.workloads.serving.termination import write_termination_message
 
 if TYPE_CHECKING:
     from busbar.workloads.serving.loader import Loaded
@@ -36,11 +36,9 @@ def main() -> int:
             serves()
             log.info("ready: %s", settings.model_id)
 
-        process.leave(asyncio.run(process.run(settings, on_ready)))
+        return process.serve(settings, on_ready)
     except ServingError as error:
         print(f"{error.code}: {error}", file=sys.stderr)
-        from busbar.workloads.serving.process import write_termination_message
-
         write_termination_message(TERMINATION_LOG, f"{error.code}: {error}")
         return error.exit_status
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -318,7 +317,7 @@ def serve(
         if token is None and host not in ("127.0.0.1", "::1", "localhost"):
             click.echo(f"Anyone who reaches {host}:{port} may use this model: no --token is set.", err=True)
         serves = serving_process(settings)
-        process.leave(asyncio.run(process.run(settings, lambda loaded: _announce(settings, loaded, serves))))
+        sys.exit(process.serve(settings, lambda loaded: _announce(settings, loaded, serves)))
     except ServingError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(error.exit_status)

@@ -18,13 +18,12 @@ from tokenizers import Tokenizer
 from busbar.kube.contracts.workload import PhaseSeconds
 from busbar.scheduler.fit.online import Speed
 from busbar.workloads.serving.adapters import Adapter
-from busbar.workloads.serving.answer_text import AnswerText
 from busbar.workloads.serving.blocks import CopyCost
 from busbar.workloads.serving.budget import LEAST_PROMPT_TOKENS, MARGIN, step_budget
+from busbar.workloads.serving.context_limits import ContextLimits
 from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.draft import Draft
 from busbar.workloads.serving.drafting import Drafts
-from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.expert_stream import ExpertStreamedLayers
 from busbar.workloads.serving.fairness import NOBODY, Owner
 from busbar.workloads.serving.flight import Flight
@@ -111,10 +110,14 @@ class EngineCore:
         idle = max(0.0, self._clock() - self._began_s - prefill - decode)
         return PhaseSeconds(prefill=prefill, decode=decode, idle=idle)
 
-    def context_limit(self, tenant: str = "") -> int:
-        """The longest prompt plus output, in tokens: the model's, or less where a quota allows the tenant no more."""
-        most = self.scheduler.quotas.limit(tenant) * self.scheduler.limits.block_tokens
-        return min(self.max_model_len, most)
+    @property
+    def context_limits(self) -> ContextLimits:
+        """The longest prompts plus outputs. Any thread may ask."""
+        quotas, size = self.scheduler.quotas, self.scheduler.limits.block_tokens
+        return ContextLimits(
+            self.max_model_len,
+            {tenant: quotas.limit(tenant) * size for tenant in quotas.tenants},
+        )
 
     def change_quotas(self, quotas: Mapping[str, Quota]) -> None:
         """Other quotas of the KV cache, from the next step on. Raises SettingsError."""
@@ -124,26 +127,10 @@ class EngineCore:
             if tenant not in quotas:
                 self.metrics.forget_tenant(tenant)
 
-    def admissible(self, prompt_len: int, max_tokens: int, tenant: str = "") -> None:
-        """Raises BadRequest when the request can never run. Safe to call from any thread."""
-        limit = self.context_limit(tenant)
-        if prompt_len < 1:
-            raise BadRequest("the prompt is empty; give at least one token", param="prompt")
-        if prompt_len + max_tokens > limit:
-            whose = "this model's" if limit == self.max_model_len else "under your tenant's KV quota the"
-            raise BadRequest(
-                f"{whose} maximum context length is {limit} tokens; the request has "
-                f"{prompt_len} in the prompt and asks for up to {max_tokens} more. Shorten one of them",
-                param="max_tokens" if prompt_len < limit else "prompt",
-            )
-
-    def text_of(self, params: SamplingParams) -> AnswerText:
-        """What makes text of the tokens of a request. Safe to call from any thread."""
-        return AnswerText(self.vocabulary, self.special, self.rules.ends(params), params)
-
     def replay(self, prompt: list[int], params: SamplingParams, tokens: list[int]) -> History:
         """The history of a request that has sampled `tokens`. Safe to call from any thread."""
-        return replay(prompt, params, tokens)
+        grammar = None if params.grammar is None else self.grammars.compile(params.grammar)
+        return replay(prompt, params, grammar, tokens)
 
     def submit(
         self,
@@ -158,7 +145,7 @@ class EngineCore:
         priority: int = 0,
         confirms: bool = False,
     ) -> None:
-        """Queues a request that `admissible` has passed; with a `history`, one that goes on behind its tokens.
+        """Queues a request within `context_limits`; with a `history`, one that goes on behind its tokens.
 
         Its `adapter` is held for it, and released at its end. A reader that `confirms` calls `read`.
         """
@@ -188,7 +175,7 @@ class EngineCore:
         cache_salt: str = "",
         adapter: Adapter | None = None,
     ) -> None:
-        """Queues a text that is to become a vector; `admissible` has passed it. The adapter is as in `submit`."""
+        """Queues a text that is to become a vector, within `context_limits`. The adapter is as in `submit`."""
         # The mean needs every token's state, which a cached block does not have: nobody shares these blocks.
         alone = (f"mean {self.requests_total}",) if pooling is Pooling.MEAN else ()
         sequence = Sequence(

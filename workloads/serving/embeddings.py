@@ -14,15 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from busbar.workloads.serving.adapters import Adapter
-from busbar.workloads.serving.engine import Engine
+from busbar.workloads.serving.engine_link import Asked, ChosenAdapter, EngineLink, Prompt
 from busbar.workloads.serving.errors import BadRequest, shown
 from busbar.workloads.serving.fairness import Owner
 from busbar.workloads.serving.generation import encode, first_error, sound
-from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.openai_fields import known_fields
 from busbar.workloads.serving.openai_request import parse_prompts, parse_salt
 from busbar.workloads.serving.sequence import Pooling
+from busbar.workloads.serving.text_model import TextModel
 
 PATH = "/v1/embeddings"
 MAX_INPUTS = 2048
@@ -68,9 +67,9 @@ def parse_embeddings(body: object) -> EmbeddingBody:
     return EmbeddingBody(model, inputs, form == "base64", dimensions, Pooling(pooling), parse_salt(fields))
 
 
-async def tokens_of(body: EmbeddingBody, loaded: Loaded, tenant: str = "") -> list[list[int]]:
+async def tokens_of(body: EmbeddingBody, model: TextModel, tenant: str = "") -> list[list[int]]:
     """The tokens of each text. Raises BadRequest for one that is empty or too long."""
-    width, most = loaded.arch.hidden, loaded.core.context_limit(tenant)
+    width, most = model.hidden, model.limits.limit(tenant)
     if body.dimensions is not None and body.dimensions > width:
         raise BadRequest(
             f"dimensions is {body.dimensions}; this model's vectors have {width}", param="dimensions"
@@ -79,10 +78,10 @@ async def tokens_of(body: EmbeddingBody, loaded: Loaded, tenant: str = "") -> li
     total = 0
     for place, text in enumerate(body.inputs):
         where = "input" if len(body.inputs) == 1 else f"input[{place}]"
-        ids = list(text) if isinstance(text, tuple) else await encode(loaded, text, special=True, param=where)
+        ids = list(text) if isinstance(text, tuple) else await encode(model, text, special=True, param=where)
         if not ids or len(ids) > most:
             raise BadRequest(f"{where} has {len(ids)} tokens; 1 to {most} are served", param=where)
-        bad = next((token for token in ids if token >= loaded.arch.vocab_size), None)
+        bad = next((token for token in ids if token >= model.width), None)
         if bad is not None:
             raise BadRequest(f"{where}: token {bad} is not in the model's vocabulary", param=where)
         total += len(ids)
@@ -94,12 +93,12 @@ async def tokens_of(body: EmbeddingBody, loaded: Loaded, tenant: str = "") -> li
 
 
 async def vectors_of(
-    engine: Engine,
+    link: EngineLink,
     name: str,
     texts: Sequence[list[int]],
     body: EmbeddingBody,
     owner: Owner,
-    adapter: Adapter | None,
+    adapter: ChosenAdapter | None,
 ) -> list[tuple[float, ...]]:
     """The engine's vector of each text. `name` is unique in this process."""
     found: list[tuple[float, ...]] = [()] * len(texts)
@@ -107,13 +106,10 @@ async def vectors_of(
 
     async def one(index: int) -> None:
         async with places:
-            stream = engine.open_embedding(
-                f"{name}.{index}", texts[index], body.pooling, owner, body.cache_salt, adapter
-            )
-            try:
+            prompt = Prompt(texts[index], pooling=body.pooling)
+            asked = Asked(f"{name}.{index}", [prompt], owner, body.cache_salt, adapter)
+            async with link.opened(asked) as (stream,):
                 found[index] = sound(await stream.next()).vector or ()
-            finally:
-                engine.close(stream)
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -1,7 +1,7 @@
-"""The engine's thread, and the bridge between it and the server's event loop.
+"""The engine's thread, and the bridge between it and the event loop of its process.
 
-Loop → thread: commands (submit, cancel) through one queue, drained between steps. Thread → loop: all
-deltas of a step in one `call_soon_threadsafe`, so the server stays responsive at any token rate. The
+Loop → thread: commands (submit, read, cancel) through one queue, drained between steps. Thread → front: all deltas of a step
+in one call of `deliver`, from the thread itself, so that a step's tokens are on their way before the next one begins. The
 thread sleeps when nothing runs. If a step raises, every open stream ends with an error and the engine
 is `Failed`: the process exits and is started again, rather than serving from an unknown state.
 """
@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -46,20 +46,14 @@ class EngineState(StrEnum):
     STOPPED = "Stopped"
 
 
-class Stream:
-    """One request's deltas, as the event loop sees them."""
-
-    def __init__(self, request_id: str, confirms: bool = False) -> None:
-        """`confirms`: its reader may end it, and says which tokens it has taken."""
-        self.request_id = request_id
-        self.confirms = confirms
-        self._deltas: asyncio.Queue[Delta] = asyncio.Queue()
-
-    def put(self, delta: Delta) -> None:
-        self._deltas.put_nowait(delta)
-
-    async def next(self) -> Delta:
-        return await self._deltas.get()
+def unavailable(state: EngineState) -> Overloaded:
+    """Why a request cannot be taken in a state that is not READY."""
+    if state is EngineState.LOADING:
+        return Overloaded("the model is still loading; try again shortly", retry_after_s=2)
+    if state in (EngineState.SLEEPING, EngineState.WAKING):
+        word = "asleep" if state is EngineState.SLEEPING else "waking up"
+        return Overloaded(f"this replica is {word}; POST /wake_up wakes it", retry_after_s=2)
+    return Overloaded(f"the engine is {state.value.lower()}; this replica is going down")
 
 
 class Engine:
@@ -71,7 +65,9 @@ class Engine:
         loop: asyncio.AbstractEventLoop,
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        deliver: Callable[[list[Delta]], None] = lambda deltas: None,
     ) -> None:
+        """`deliver` gets the deltas of a step; any thread may call it, the engine's mostly."""
         self.state = EngineState.LOADING
         self.loaded: Loaded | None = None
         self.failure: BaseException | None = None
@@ -80,7 +76,9 @@ class Engine:
         self._loop = loop
         self._on_change = on_change
         self._clock = clock
-        self._streams: dict[str, Stream] = {}
+        self._deliver = deliver
+        self._open: dict[str, None] = {}
+        """Requests whose end has not been delivered."""
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._watched: list[Callable[[], bool]] = []
         self._stopping = threading.Event()
@@ -98,16 +96,12 @@ class Engine:
             self._thread.join(wait_s)
 
     @property
-    def open_streams(self) -> int:
-        return len(self._streams)
-
-    @property
     def running(self) -> int:
         return len(self.loaded.core.scheduler.running) if self.loaded else 0
 
     @property
     def waiting(self) -> int:
-        return max(0, len(self._streams) - self.running)
+        return max(0, len(self._open) - self.running)
 
     @property
     def step_seconds(self) -> float:
@@ -129,10 +123,10 @@ class Engine:
         adapter: Adapter | None = None,
         priority: int = 0,
         confirms: bool = False,
-    ) -> Stream:
-        """Hands a request to the thread. It has passed `EngineCore.admissible`; see `EngineCore.submit`."""
-        return self._open(
-            Stream(request_id, confirms),
+    ) -> None:
+        """Hands a request to the thread; see `EngineCore.submit`. Raises Overloaded where the engine is not ready."""
+        self._enter(
+            request_id,
             lambda core, arrived: core.submit(
                 request_id, prompt, params, arrived, owner, cache_salt, history, adapter, priority, confirms
             ),
@@ -147,32 +141,37 @@ class Engine:
         owner: Owner = NOBODY,
         cache_salt: str = "",
         adapter: Adapter | None = None,
-    ) -> Stream:
+    ) -> None:
         """As `open`, for a text that is to become a vector; see `EngineCore.embed`."""
-        return self._open(
-            Stream(request_id),
+        self._enter(
+            request_id,
             lambda core, arrived: core.embed(
                 request_id, tokens, pooling, arrived, owner, cache_salt, adapter
             ),
             adapter,
         )
 
-    def confirm(self, stream: Stream, taken: int, finish: str | None = None) -> None:
-        """Tells the engine of a stream that confirms how many completion tokens its reader has taken, and how the answer ends
-        with them (stop, length); see `EngineCore.read`."""
-        if stream.confirms:
+    def confirm(self, taken: Sequence[tuple[str, int, str | None]]) -> None:
+        """Of requests that confirm how many completion tokens their readers have taken, and how the answers end with them
+        (stop, length, abort); see `EngineCore.read`."""
+        for request_id, _, finish in taken:
             if finish is not None:
-                self._streams.pop(stream.request_id, None)
-                stream.confirms = False  # this was the last word
-            self.post(lambda core: core.read(stream.request_id, taken, finish))
+                self._open.pop(request_id, None)
 
-    def close(self, stream: Stream) -> None:
+        def read(core: EngineCore) -> None:
+            for each in taken:
+                core.read(*each)
+
+        self.post(read)
+
+    def close(self, request_id: str, confirms: bool = False) -> None:
         """Nobody reads on: cancels the request if it still runs. Otherwise no effect."""
-        is_open = self._streams.pop(stream.request_id, None) is not None
-        if stream.confirms:
-            self.confirm(stream, 0, "abort")
+        is_open = request_id in self._open
+        self._open.pop(request_id, None)
+        if confirms:
+            self.confirm([(request_id, 0, "abort")])
         elif is_open:
-            self.post(lambda core: core.cancel(stream.request_id))
+            self.post(lambda core: core.cancel(request_id))
 
     def cut(self, reason: str) -> None:
         """Ends every open stream with an error (the drain's time is over)."""
@@ -255,14 +254,12 @@ class Engine:
             return [each for each in request_ids if core.cancel(each)]
 
         if held:
-            ended = [each for each in request_ids if each in self._streams]
+            ended = [each for each in request_ids if each in self._open]
             self.post(work)
         else:
             ended = await self.in_turn(work)
         reason = "the stream goes on at another replica"
-        self._dispatch(
-            [Delta(each, finish="error", error=reason, leaving=True, moved_to=to) for each in ended]
-        )
+        self._tell([Delta(each, finish="error", error=reason, leaving=True, moved_to=to) for each in ended])
         return bool(ended)
 
     async def sleep(self, level: SleepLevel) -> None:
@@ -270,8 +267,8 @@ class Engine:
         are open and from level 2 to 1, Overloaded where the engine is neither ready nor asleep."""
         if self.state not in (EngineState.READY, EngineState.SLEEPING) or self.loaded is None:
             raise self.unavailable()
-        if self._streams:
-            raise Busy(f"{len(self._streams)} requests run; a replica sleeps only when nothing runs")
+        if self._open:
+            raise Busy(f"{len(self._open)} requests run; a replica sleeps only when nothing runs")
         if level < self.sleep_level:
             raise Busy(f"it sleeps at level {self.sleep_level} already, with less in memory; wake it first")
         if level == self.sleep_level:
@@ -318,28 +315,22 @@ class Engine:
         self._inbox.put(command)
         await done
 
-    def _open(
-        self, stream: Stream, submit: Callable[[EngineCore, float], None], adapter: Adapter | None
-    ) -> Stream:
+    def _enter(
+        self, request_id: str, submit: Callable[[EngineCore, float], None], adapter: Adapter | None
+    ) -> None:
         if self.state is not EngineState.READY or self.loaded is None:
             raise self.unavailable()
-        if stream.request_id in self._streams:
-            raise ValueError(f"request id {stream.request_id} is in use")
+        if request_id in self._open:
+            raise ValueError(f"request id {request_id} is in use")
         core, arrived = self.loaded.core, self._clock()
-        self._streams[stream.request_id] = stream
+        self._open[request_id] = None
         if adapter is not None:
             adapter.hold()  # until the core ends the request
         self._inbox.put(lambda: submit(core, arrived))
-        return stream
 
     def unavailable(self) -> Overloaded:
         """Why a request cannot be taken now."""
-        if self.state is EngineState.LOADING:
-            return Overloaded("the model is still loading; try again shortly", retry_after_s=2)
-        if self.state in (EngineState.SLEEPING, EngineState.WAKING):
-            word = "asleep" if self.state is EngineState.SLEEPING else "waking up"
-            return Overloaded(f"this replica is {word}; POST /wake_up wakes it", retry_after_s=2)
-        return Overloaded(f"the engine is {self.state.value.lower()}; this replica is going down")
+        return unavailable(self.state)
 
     # -- in the thread ------------------------------------------------------------------------
 
@@ -353,10 +344,11 @@ class Engine:
             self.failure = error
             if not isinstance(error, ServingError):
                 log.exception("the engine failed")
-            self._become(EngineState.FAILED)
+            self.state = EngineState.FAILED
             if self.loaded is not None:
                 ids = self.loaded.core.abandon()
                 self._fail_streams(ids, "the engine failed; the request may be sent again")
+            self._become(EngineState.FAILED)  # who hears of it has heard of the streams' ends
 
     def _serve(self, loaded: Loaded) -> None:
         core = loaded.core
@@ -372,9 +364,7 @@ class Engine:
                     break
                 command()
             if not core.idle:
-                deltas = core.step()
-                if deltas:
-                    self._to_loop(partial(self._dispatch, deltas))
+                self._tell(core.step())
             if self._watched:
                 self._watched = [is_over for is_over in self._watched if not is_over()]
             self._turn_began = None
@@ -385,20 +375,15 @@ class Engine:
         self._to_loop(self._on_change)
 
     def _fail_streams(self, ids: list[str], reason: str, leaving: bool = False) -> None:
-        deltas = [Delta(i, finish="error", error=reason, leaving=leaving) for i in ids]
-        self._to_loop(partial(self._dispatch, deltas))
+        self._tell([Delta(i, finish="error", error=reason, leaving=leaving) for i in ids])
+
+    def _tell(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            if delta.finish is not None:
+                self._open.pop(delta.request_id, None)
+        if deltas:
+            self._deliver(deltas)
 
     def _to_loop(self, call: Callable[[], None]) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call)
-
-    # -- in the loop --------------------------------------------------------------------------
-
-    def _dispatch(self, deltas: list[Delta]) -> None:
-        for delta in deltas:
-            stream = self._streams.get(delta.request_id)
-            if stream is None:
-                continue  # its reader has left
-            stream.put(delta)
-            if delta.finish is not None:
-                del self._streams[delta.request_id]

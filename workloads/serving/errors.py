@@ -9,6 +9,7 @@
     │   └── AdapterInvalid   an adapter's folder cannot be served with this model
     ├── MemoryTooSmall       not one KV block fits, or the model does not         (exit 1)
     ├── DiskTooSmall         no room for the file that layers are streamed from   (exit 1)
+    ├── EngineLost           one of a replica's two processes ended               (exit 1)
     └── RequestError         one HTTP request is refused
         ├── BadRequest           400
         ├── Unauthorized         401
@@ -70,6 +71,10 @@ class MemoryTooSmall(ServingError):
 
 class DiskTooSmall(ServingError):
     code = "DiskTooSmall"
+
+
+class EngineLost(ServingError):
+    code = "EngineLost"
 
 
 class RequestError(ServingError):

@@ -1,30 +1,24 @@
 """One generation request from parsed body to answer: encode, check, run, stream or collect.
 
-Whatever way a request ends (done, error, the client gone), its streams are closed, and closing frees
-the engine's blocks.
+Everything here runs in the front: what the engine gets is tokens (`engine_link.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from aiohttp import web
 
 from busbar.kube.contracts.streams import StreamTerms, UsageShown
-from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.answer_text import AnswerText
 from busbar.workloads.serving.calling import reader_of, render, with_tools
 from busbar.workloads.serving.delta import Delta
-from busbar.workloads.serving.engine import Engine, Stream
+from busbar.workloads.serving.engine_link import EngineLink, Prompt, Stream
 from busbar.workloads.serving.errors import BadRequest, EngineFailed, EngineLeaving, RequestError
-from busbar.workloads.serving.fairness import NOBODY, Owner
-from busbar.workloads.serving.history import History
-from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.openai_request import (
     MAX_PROMPTS,
     ChatBody,
@@ -36,6 +30,7 @@ from busbar.workloads.serving.openai_response import Answer, Choice
 from busbar.workloads.serving.responses_answer import ResponsesAnswer
 from busbar.workloads.serving.responses_request import ResponsesBody
 from busbar.workloads.serving.sampling import SamplingParams
+from busbar.workloads.serving.text_model import TextModel
 
 COMPLETION_MAX_TOKENS = 16
 MOST_PROMPT_LOGPROBS = 100_000
@@ -52,8 +47,8 @@ class Job:
     params: SamplingParams
     choice: Choice
     text: AnswerText
-    history: History | None = None
-    """Of one that began on another replica."""
+    had: list[int] | None = None
+    """Of one that began on another replica the tokens so far."""
 
     @property
     def may_end_early(self) -> bool:
@@ -68,7 +63,7 @@ class Job:
 async def prepare(
     body: CompletionBody | ChatBody,
     request_id: str,
-    loaded: Loaded,
+    model: TextModel,
     terms: StreamTerms | None = None,
     tenant: str = "",
     *,
@@ -76,28 +71,27 @@ async def prepare(
 ) -> list[Job]:
     """Tokens and final sampling parameters of every prompt; BadRequest when one cannot run. A `resumed` one was taken by
     another replica, maybe under other quotas of the KV cache."""
-    core, wanted = loaded.core, body.wanted
-    _check_tokens(wanted.params, loaded.arch.vocab_size)
+    wanted = body.wanted
+    _check_tokens(wanted.params, model.width)
     if wanted.allowed_token_ids is not None or wanted.bad_words:
         asked = await asyncio.to_thread(
-            core.rules.constrained, wanted.params, wanted.allowed_token_ids, wanted.bad_words
+            model.rules.constrained, wanted.params, wanted.allowed_token_ids, wanted.bad_words
         )
         wanted = replace(wanted, params=asked)
     if wanted.grammar is not None:
-        wanted = replace(
-            wanted, params=replace(wanted.params, grammar=await core.grammars.get(wanted.grammar))
-        )
+        await model.check_grammar(wanted.grammar)
+        wanted = replace(wanted, params=replace(wanted.params, grammar=wanted.grammar))
 
     prompts: list[list[int]] = []
     if isinstance(body, ChatBody):
-        text = render(body, loaded)
+        text = render(body, model)
         if body.tools is not None:
-            wanted = replace(wanted, params=await with_tools(wanted.params, body.tools, loaded))
-        prompts.append(await encode(loaded, text, special=loaded.template.is_default))
+            wanted = replace(wanted, params=await with_tools(wanted.params, body.tools, model))
+        prompts.append(await encode(model, text, special=model.template.is_default))
     else:
         for prompt in body.prompts:
-            tokens = list(prompt) if isinstance(prompt, tuple) else await encode(loaded, prompt, special=True)
-            bad = next((t for t in tokens if t >= loaded.arch.vocab_size), None)
+            tokens = list(prompt) if isinstance(prompt, tuple) else await encode(model, prompt, special=True)
+            bad = next((t for t in tokens if t >= model.width), None)
             if bad is not None:
                 raise BadRequest(f"token {bad} is not in the model's vocabulary", param="prompt")
             prompts.append(tokens)
@@ -106,10 +100,10 @@ async def prepare(
     _check_prompt_logprobs(wanted, prompts)
     jobs: list[Job] = []
     for ids in prompts:
-        room = core.context_limit(tenant) - len(ids)
+        room = model.limits.limit(tenant) - len(ids)
         default = max(1, room if isinstance(body, ChatBody) else min(room, COMPLETION_MAX_TOKENS))
         params = replace(wanted.params, max_tokens=wanted.max_tokens or default)
-        core.admissible(len(ids), params.max_tokens, "" if resumed else tenant)
+        model.limits.check(len(ids), params.max_tokens, "" if resumed else tenant)
         for number in range(wanted.n):
             # A prompt counts once, and equal seeds would give n times the same answer.
             seed = None if terms is None else terms.seed + len(jobs)
@@ -117,22 +111,22 @@ async def prepare(
                 seed = params.seed + number
             choice = Choice(len(jobs), 0 if number else len(ids), counts_prompt=not number)
             if isinstance(body, ChatBody) and body.tools is not None:
-                choice.reader = reader_of(body.tools, loaded, f"{request_id}/{choice.index}")
+                choice.reader = reader_of(body.tools, model, f"{request_id}/{choice.index}")
             told = None if number else params.prompt_logprobs  # of a prompt once
             own = replace(params, seed=seed, prompt_logprobs=told)
-            jobs.append(Job(ids, own, choice, core.text_of(own)))
+            jobs.append(Job(ids, own, choice, model.text_of(own)))
     return jobs
 
 
-async def encode(loaded: Loaded, text: str, special: bool, param: str = "prompt") -> list[int]:
+async def encode(model: TextModel, text: str, special: bool, param: str = "prompt") -> list[int]:
     """Tokens of a text; BadRequest when it is no text or far too long."""
-    if len(text) > 64 * loaded.core.max_model_len:
+    if len(text) > 64 * model.limits.model:
         raise BadRequest(f"the {param} of {len(text)} characters is too long for this model", param=param)
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise BadRequest(f"the text is not valid Unicode: {error.reason}", param=param) from error
-    tokenizer = loaded.core.tokenizer
+    tokenizer = model.tokenizer
     if len(text) > LONG_TEXT:
         coded = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=special)
     else:
@@ -141,59 +135,33 @@ async def encode(loaded: Loaded, text: str, special: bool, param: str = "prompt"
     return ids
 
 
-async def encode_prompt(body: TokenizeBody, loaded: Loaded) -> list[int]:
+async def encode_prompt(body: TokenizeBody, model: TextModel) -> list[int]:
     """The tokens that a request with this prompt, or these messages, would begin with."""
     if body.prompt is not None:
-        return await encode(loaded, body.prompt, special=body.special is not False)
-    text = render(body, loaded)
-    special = loaded.template.is_default if body.special is None else body.special
-    return await encode(loaded, text, special=special)
+        return await encode(model, body.prompt, special=body.special is not False)
+    text = render(body, model)
+    special = model.template.is_default if body.special is None else body.special
+    return await encode(model, text, special=special)
 
 
-@asynccontextmanager
-async def opened(
-    engine: Engine,
-    name: str,
-    jobs: list[Job],
-    owner: Owner = NOBODY,
-    cache_salt: str = "",
-    adapter: Adapter | None = None,
-    priority: int = 0,
-) -> AsyncIterator[list[Stream]]:
-    """The streams of the jobs that have not ended, closed at the end. `name` is unique in this process."""
-    streams: list[Stream] = []
-    try:
-        for job in jobs:
-            if job.choice.finish is not None:
-                continue
-            streams.append(
-                engine.open(
-                    f"{name}.{job.choice.index}",
-                    job.prompt,
-                    job.params,
-                    owner,
-                    cache_salt,
-                    job.history,
-                    adapter,
-                    priority,
-                    job.may_end_early,
-                )
-            )
-        yield streams
-    finally:
-        for stream in streams:
-            engine.close(stream)
+def prompts_of(jobs: list[Job]) -> list[Prompt]:
+    """What is asked of the engine: of the jobs that have not ended."""
+    return [
+        Prompt(job.prompt, job.params, job.had, job.may_end_early)
+        for job in jobs
+        if job.choice.finish is None
+    ]
 
 
-async def collect(engine: Engine, streams: list[Stream], jobs: list[Job]) -> None:
+async def collect(link: EngineLink, streams: list[Stream], jobs: list[Job]) -> None:
     """Reads every stream into its job's choice until that has ended."""
     for stream, job in zip(streams, jobs, strict=True):
         while job.choice.finish is None:
-            await _read(engine, stream, job)
+            await _read(link, stream, job)
 
 
 async def send_stream(
-    response: web.StreamResponse, engine: Engine, streams: list[Stream], jobs: list[Job], answer: Answer
+    response: web.StreamResponse, link: EngineLink, streams: list[Stream], jobs: list[Job], answer: Answer
 ) -> None:
     """Server-sent events until every choice has ended; an error in the middle is an event too.
 
@@ -205,7 +173,7 @@ async def send_stream(
     if opening:
         await response.write(opening)
     try:
-        await _send_all(response, engine, streams, running, choices, answer)
+        await _send_all(response, link, streams, running, choices, answer)
     except RequestError as error:
         if isinstance(error, EngineLeaving) and error.moved_to:
             # Tokens whose text is held back: the gateway needs them, so that the stream goes on at the right place.
@@ -220,13 +188,13 @@ async def send_stream(
 def envelope(
     body: CompletionBody | ChatBody,
     request_id: str,
-    model: str,
-    loaded: Loaded,
+    name: str,
+    model: TextModel,
     terms: StreamTerms | None = None,
 ) -> Answer:
     """The answer's form. With `terms` the gateway says how the client wants its usage."""
     chat = isinstance(body, ChatBody)
-    tokenizer = loaded.core.tokenizer
+    tokenizer = model.tokenizer
 
     def token_text(token: int) -> str:
         text: str = tokenizer.decode([token], skip_special_tokens=False)
@@ -239,10 +207,10 @@ def envelope(
     return kind(
         id=f"{prefix}-{request_id}",
         created=int(time.time()) if terms is None else terms.created,
-        model=model,
+        model=name,
         chat=chat,
         token_text=token_text,
-        token_bytes=loaded.core.vocabulary.bytes_of,
+        token_bytes=model.vocabulary.bytes_of,
         wants_logprobs=body.wanted.params.logprobs is not None,
         usage_shown=_usage_shown(body.wanted) if terms is None else terms.usage,
         for_gateway=terms is not None,
@@ -257,7 +225,7 @@ def _usage_shown(wanted: Wanted) -> UsageShown:
 
 async def _send_all(
     response: web.StreamResponse,
-    engine: Engine,
+    link: EngineLink,
     streams: list[Stream],
     running: list[Job],
     choices: list[Choice],
@@ -266,14 +234,14 @@ async def _send_all(
     try:
         async with asyncio.TaskGroup() as group:
             for stream, job in zip(streams, running, strict=True):
-                group.create_task(_send_choice(response, engine, stream, job, choices, answer))
+                group.create_task(_send_choice(response, link, stream, job, choices, answer))
     except BaseExceptionGroup as errors:
         raise first_error(errors) from errors
 
 
 async def _send_choice(
     response: web.StreamResponse,
-    engine: Engine,
+    link: EngineLink,
     stream: Stream,
     job: Job,
     choices: list[Choice],
@@ -281,18 +249,18 @@ async def _send_choice(
 ) -> None:
     choice = job.choice
     while choice.finish is None:
-        await _read(engine, stream, job)
+        await _read(link, stream, job)
         if choice.has_news:
             await response.write(answer.chunk(choice, choices))
 
 
-async def _read(engine: Engine, stream: Stream, job: Job) -> None:
+async def _read(link: EngineLink, stream: Stream, job: Job) -> None:
     """The next tokens of a job, which goes on in the engine where its choice wants no more of it."""
     job.take(await stream.next())
     if stream.confirms:
         finish = job.choice.finish
         told = "stop" if finish == "tool_calls" else finish
-        engine.confirm(stream, job.choice.completion_tokens, told)
+        link.confirm(stream, job.choice.completion_tokens, told)
 
 
 def sound(delta: Delta) -> Delta:

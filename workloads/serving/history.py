@@ -14,7 +14,7 @@ from busbar.workloads.serving.sampling import SamplingParams
 from busbar.workloads.serving.token_counts import TokenCounts
 
 if TYPE_CHECKING:
-    from busbar.workloads.serving.grammar import Guide
+    from busbar.workloads.serving.grammar import Grammar, Guide
 
 
 @dataclass(eq=False)
@@ -29,12 +29,14 @@ class History:
     """Kept where the answer follows a grammar."""
 
 
-def replay(prompt: Sequence[int], params: SamplingParams, tokens: Sequence[int] = ()) -> History:
-    """The state of a request that has sampled `tokens`. Touches no engine state: any thread may call it.
+def replay(
+    prompt: Sequence[int], params: SamplingParams, grammar: Grammar | None, tokens: Sequence[int] = ()
+) -> History:
+    """The state of a request that has sampled `tokens` under its grammar. Touches no engine state: any thread may call it.
 
     Raises BadRequest where the tokens do not follow the request's grammar.
     """
-    guide = None if params.grammar is None else params.grammar.start()
+    guide = None if grammar is None else grammar.start()
     if guide is not None and not guide.take(tokens):
         raise BadRequest("these tokens do not follow the request's grammar", param="choices")
     history = History(tuple(tokens), _counts(prompt, params), guide)

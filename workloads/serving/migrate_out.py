@@ -34,7 +34,7 @@ from pydantic import ValidationError
 
 from busbar.kube.contracts.bearers import Role
 from busbar.workloads.serving.adapters import Adapter
-from busbar.workloads.serving.engine import Engine, Stream
+from busbar.workloads.serving.engine import Engine
 from busbar.workloads.serving.errors import BadRequest, Busy, RequestError, Unauthorized, shown
 from busbar.workloads.serving.fairness import Owner
 from busbar.workloads.serving.handover import Handover, LeftError, Snapshot, Stage
@@ -92,21 +92,17 @@ class Movable:
     """A running stream of the gateway."""
 
     name: str
-    streams: list[Stream]
+    ids: list[str]
     owner: Owner
     cache_salt: str
     adapter: Adapter | None
     explains: bool
     """Its prompt's log-probabilities are wanted: their states cannot be sent."""
     tokens: Sequence[Sequence[int]]
-    """Of each stream the tokens that it began with."""
+    """Of each request the tokens that it began with."""
     moving: bool = False
     leaves: bool = False
     """A peer has it, and it is told so."""
-
-    @property
-    def ids(self) -> list[str]:
-        return [stream.request_id for stream in self.streams]
 
 
 @dataclass

@@ -1,78 +1,101 @@
-"""The life of a serving process: listen, load, serve, drain, leave.
+"""The life of a replica: two processes, the front (HTTP and text) and the engine (`engine_process.py`), which it starts.
 
-It listens before the model is loaded, so that /health and /ready tell the truth from the start. On
+The front listens before the model is loaded, so that /health and /ready tell the truth from the start. On
 SIGTERM (or SIGINT) it drains: new requests get 503, running ones end within `drain_s`. Exit code 0:
-everything was finished; 143: the drain's time ran out and requests were cut; 1: the engine failed.
+everything was finished; 143: the drain's time ran out and requests were cut; 1: the engine failed, or its process ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
+import secrets
 import signal
+import socket
 import sys
-import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
 
 from aiohttp import web
 
-from busbar.kube.contracts.workload import TERMINATION_LIMIT_BYTES
-from busbar.workloads.serving.engine import ENGINE_THREAD, Engine, EngineState
-from busbar.workloads.serving.errors import SettingsError
-from busbar.workloads.serving.loader import Loaded, load
+from busbar.workloads.serving import engine_process
+from busbar.workloads.serving.engine import EngineState
+from busbar.workloads.serving.engine_link import EngineLink
+from busbar.workloads.serving.engine_process import Way
+from busbar.workloads.serving.errors import EngineLost, SettingsError
+from busbar.workloads.serving.loader import Loaded
+from busbar.workloads.serving.passing import EnginePassage
 from busbar.workloads.serving.server import Server
 from busbar.workloads.serving.settings import ServerSettings
+from busbar.workloads.serving.text_model import TextFiles, TextModel, read_text_files
 
 log = logging.getLogger(__name__)
 EXIT_DONE, EXIT_FAILED, EXIT_CUT = 0, 1, 143
 LAST_STATUS_S = 5.0
 """For reading the last status, where somebody does and streams have moved: within the pod's margin behind its drain."""
+ENGINE_END_S = engine_process.STEP_S + 3.0
+"""For the engine's process after the front has dismissed it; then it is killed."""
+LOOK_S = 0.02
 
 
-async def run(settings: ServerSettings, on_ready: Callable[[Loaded], None] = lambda _: None) -> int:
-    """Serves until a signal or a failure; the process's exit code. Raises the engine's load error."""
+def serve(settings: ServerSettings, on_ready: Callable[[Loaded], None] = lambda _: None) -> int:
+    """Serves until a signal or a failure; the process's exit code. Raises the engine's load error, or EngineLost.
+
+    `on_ready` is called in the engine's process. The calling process must have no other thread: it is forked, so that both
+    share what has been imported.
+    """
+    ours, engines = socket.socketpair()
+    way = new_way()
+    sys.stdout.flush()  # else both would write what waits
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        engine_process.live(settings, engines, way, on_ready)
+    engines.close()
+    return asyncio.run(_run(settings, ours, way, child))
+
+
+def new_way() -> Way:
+    return Way(f"\0busbar-engine-{secrets.token_hex(16)}", secrets.token_hex(16))
+
+
+async def _run(settings: ServerSettings, sock: socket.socket, way: Way, child: int) -> int:
     loop = asyncio.get_running_loop()
     leave, changed = asyncio.Event(), asyncio.Event()
-    engine = Engine(lambda: load(settings.engine, settings.model_id), loop, on_change=changed.set)
-    server = Server(settings, engine)
+    link = await EngineLink.connect(sock, changed.set)
+    server = Server(settings, link, EnginePassage(way.path, way.secret, link))
     runner = web.AppRunner(
         server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
     )
     await runner.setup()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave.set)
+    reading = asyncio.create_task(asyncio.to_thread(read_text_files, settings.engine.model_dir))
+
+    def read(done: asyncio.Task[TextFiles]) -> None:
+        if not done.cancelled():
+            done.exception()  # whoever uses it raises it; the engine may have failed by then
+        changed.set()
+
+    reading.add_done_callback(read)
     try:
+        await link.greeted.wait()
         await _listen(runner, settings)
-        engine.start()
-        await _watch(engine, changed, leave, on_ready)
-        if engine.state is EngineState.FAILED:
-            assert engine.failure is not None
+        await _watch(server, reading, changed, leave)
+        if link.state is EngineState.FAILED:
             await asyncio.sleep(0)  # let the streams' error events go out
-            raise engine.failure
-        return await _drain(server, engine, settings.drain_s)
+            raise link.failure or EngineLost(await _last_words(child))
+        return await _drain(server, settings.drain_s)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         await runner.cleanup()
-        # A step ends soon; a load that is under way does not, and nobody waits for it.
-        await asyncio.to_thread(engine.stop, 0.0 if engine.state is EngineState.LOADING else 5.0)
-
-
-def leave(code: int) -> NoReturn:
-    """Ends the process with `code`, also while the engine's thread is in torch (loading, or in a long step).
-
-    Such a thread cannot be stopped, and if it comes back while the interpreter shuts down, the process aborts.
-    """
-    if any(thread.name == ENGINE_THREAD for thread in threading.enumerate()):
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+        link.tell("stop")
+        link.close()
+        await _reaped(child)
 
 
 async def _listen(runner: web.AppRunner, settings: ServerSettings) -> None:
@@ -86,48 +109,65 @@ async def _listen(runner: web.AppRunner, settings: ServerSettings) -> None:
 
 
 async def _watch(
-    engine: Engine, changed: asyncio.Event, leave: asyncio.Event, on_ready: Callable[[Loaded], None]
+    server: Server, reading: asyncio.Task[TextFiles], changed: asyncio.Event, leave: asyncio.Event
 ) -> None:
-    """Returns when told to leave or when the engine fails."""
+    """Returns when told to leave or when the engine fails. Raises where the model's text files cannot be read."""
+    link = server.link
     leaving = asyncio.ensure_future(leave.wait())
-    announced = False
-    while True:
-        news = asyncio.ensure_future(changed.wait())
-        await asyncio.wait({leaving, news}, return_when=asyncio.FIRST_COMPLETED)
-        news.cancel()
-        changed.clear()
-        if engine.state is EngineState.READY and not announced and engine.loaded is not None:
-            announced = True
-            on_ready(engine.loaded)
-        if leaving.done() or engine.state is EngineState.FAILED:
-            leaving.cancel()
-            return
+    try:
+        while not leaving.done() and link.state is not EngineState.FAILED:
+            if reading.done() and server.model is None:
+                server.model = TextModel(reading.result(), link.check_grammar)
+            news = asyncio.ensure_future(changed.wait())
+            await asyncio.wait({leaving, news}, return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
+            changed.clear()
+    finally:
+        leaving.cancel()
 
 
-async def _drain(server: Server, engine: Engine, limit_s: float) -> int:
+async def _drain(server: Server, limit_s: float) -> int:
+    link = server.link
     server.start_drain()
     try:
         if not server.quiet.is_set():  # a limit of 0 leaves nobody the time to be asked
             await asyncio.wait_for(server.quiet.wait(), limit_s)
     except TimeoutError:
-        log.warning("drain time of %s s is over; cutting %d requests", limit_s, engine.open_streams)
-        engine.cut("the server is shutting down; send the request again")
+        log.warning("drain time of %s s is over; cutting %d requests", limit_s, link.open_streams)
+        link.tell("cut", reason="the server is shutting down; send the request again")
         try:
             await asyncio.wait_for(server.quiet.wait(), 2.0)
         except TimeoutError:
             log.warning("requests did not end; leaving anyway")
         return EXIT_CUT
-    if server.has_moved_streams:  # the operator, which reads every two seconds, is to know of it
+    if await server.has_moved_streams():  # the operator, which reads every two seconds, is to know of it
         with suppress(TimeoutError):
             await asyncio.wait_for(server.heard.wait(), LAST_STATUS_S)
-    return EXIT_FAILED if engine.state is EngineState.FAILED else EXIT_DONE
+    return EXIT_FAILED if link.state is EngineState.FAILED else EXIT_DONE
 
 
-def write_termination_message(path: str, message: str) -> None:
-    """The container's last words, which the operator reads; silent where there is no such file."""
-    text = json.dumps({"kind": "serving", "message": message}, ensure_ascii=False)
-    try:
-        with open(path, "r+b") as file:
-            file.write(text.encode()[:TERMINATION_LIMIT_BYTES])
-    except OSError:
-        log.debug("no termination log at %s", path)
+async def _last_words(child: int) -> str:
+    """Why an engine's process is gone that has said nothing."""
+    status = await _reaped(child)
+    if status is not None and status < 0:
+        how = f"was ended by signal {-status} ({signal.Signals(-status).name})"
+    else:
+        how = f"ended with exit code {status}" if status is not None else "ended"
+    return f"the engine's process {how}, so the replica ended too"
+
+
+async def _reaped(child: int) -> int | None:
+    """The exit code of the engine's process, minus the signal that ended it; None: it is known no more. One that does not
+    end is killed."""
+    end = time.monotonic() + ENGINE_END_S
+    while True:
+        try:
+            found, status = os.waitpid(child, os.WNOHANG)  # noqa: ASYNC222 - it does not block
+        except ChildProcessError:
+            return None
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            log.warning("the engine's process does not end; killing it")
+            os.kill(child, signal.SIGKILL)
+        await asyncio.sleep(LOOK_S)

@@ -30,6 +30,11 @@ class PromptLogprobs:
         """Of each position the likeliest, one position after the other."""
         self.top_logprobs = array("f")
 
+    @property
+    def arrays(self) -> tuple[array[int] | array[float], ...]:
+        """All that is known, for whoever copies it."""
+        return self.tokens, self.logprobs, self.ranks, self.top_tokens, self.top_logprobs
+
     @torch.inference_mode()
     def add(
         self, states: torch.Tensor, tokens: Sequence[int], head: Callable[[torch.Tensor], torch.Tensor]

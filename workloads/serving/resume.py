@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from busbar.kube.contracts.streams import TERMS_HEADER, ResumeRequest, StreamTerms
-from busbar.workloads.serving.adapters import Adapter
+from busbar.workloads.serving.engine_link import ChosenAdapter
 from busbar.workloads.serving.errors import BadRequest, OtherStream
 from busbar.workloads.serving.generation import Job
-from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.openai_request import PARSERS, ChatBody, CompletionBody
 from busbar.workloads.serving.openai_response import Answer
 from busbar.workloads.serving.responses_request import PATH as RESPONSES
 from busbar.workloads.serving.responses_request import parse_responses
+from busbar.workloads.serving.text_model import TextModel
 
 Asked = tuple[CompletionBody | ChatBody, ResumeRequest | None]
 """A request's body, and where to go on in its answer."""
@@ -51,7 +51,7 @@ def parse_resume(sent: object) -> Asked:
     return body, asked
 
 
-def stream_digest(identity: str, jobs: Sequence[Job], adapter: Adapter | None = None) -> str:
+def stream_digest(identity: str, jobs: Sequence[Job], adapter: ChosenAdapter | None = None) -> str:
     """Equal for two replicas that would compute the same tokens, up to rounding."""
     digest = hashlib.blake2b(identity.encode(), digest_size=16)
     if adapter is not None:
@@ -63,24 +63,24 @@ def stream_digest(identity: str, jobs: Sequence[Job], adapter: Adapter | None = 
 
 
 async def take_over(
-    asked: ResumeRequest, jobs: Sequence[Job], loaded: Loaded, digest: str, answer: Answer
+    asked: ResumeRequest, jobs: Sequence[Job], model: TextModel, digest: str, answer: Answer
 ) -> None:
-    """Puts every job where the stream was left. Raises OtherStream, or BadRequest for tokens that cannot be."""
+    """Puts every job where the stream was left. Raises OtherStream, or BadRequest for tokens that cannot be, of which the engine
+    refuses the others."""
     if asked.digest != digest or len(asked.choices) != len(jobs):
         raise OtherStream(
             "this replica serves another model than the one that began the stream, or reads its prompt differently"
         )
-    core = loaded.core
     for job, choice in zip(jobs, asked.choices, strict=True):
-        _check(choice.tokens, loaded.arch.vocab_size)
+        _check(choice.tokens, model.width)
         job.choice.completion_tokens = len(choice.tokens)
         job.choice.resumed = True
         if choice.ended:
             job.choice.finish = "ended"
             continue
-        job.history = await asyncio.to_thread(core.replay, job.prompt, job.params, choice.tokens)
+        job.had = choice.tokens
         text = await asyncio.to_thread(job.text.add, choice.tokens)
-        if core.rules.is_over(job.history, job.params) or job.text.has_stopped:
+        if job.text.has_stopped:
             raise BadRequest("these tokens end the answer already", param="choices")
         answer.catch_up(job.choice, text, asked.events)
         if answer.wants_logprobs and not answer.chat:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from busbar.workloads.serving.constraint import Constraint
-    from busbar.workloads.serving.grammar import Grammar
+    from busbar.workloads.serving.openai_format import GrammarSpec
 
 COLD = 1e-5
 """Below this temperature sampling is greedy: dividing by it would overflow."""
@@ -51,7 +51,7 @@ class SamplingParams:
     """None: none; n: those of the prompt's own tokens, and of the n likeliest at each place."""
     constraint: Constraint | None = None
     """What `allowed_token_ids` and `bad_words` leave of the vocabulary; None: everything."""
-    grammar: Grammar | None = None
+    grammar: GrammarSpec | None = None
     """What the answer follows; it ends where the grammar does, whatever `ignore_eos` says."""
 
     @property

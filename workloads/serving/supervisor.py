@@ -1,7 +1,8 @@
 """Starts the server again when it crashes, within a second or two (`--keep-weights`).
 
     supervisor      imports the engine once; computes nothing, and has no thread, which a fork would lose
-      └─ server     a fork of it: listens, loads, serves, drains; ends with an exit code, or is killed
+      └─ server     a fork of it, the front, with the engine's process as its own fork (`process.py`): both end together, with
+                    an exit code, or because either is killed
 
 A server that was killed by a signal, or failed (exit code 1), is followed by another one if it had served, and at most RESTARTS
 did so within WITHIN_S: what crashes again and again ends the process, and whoever started it decides (in a pod the
@@ -11,6 +12,7 @@ in the folder (`kept_weights.py`), so they also outlive a container that is star
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import logging
@@ -76,6 +78,7 @@ class Supervisor:
         self._server = os.fork()
         if self._server == 0:
             end_with_parent()
+            atexit.register(gc.unfreeze)  # or extensions complain of leaks
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
