@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -222,8 +223,9 @@ def test_without_room_an_engine_serves_and_says_so(
 
 
 def test_a_folder_of_others_or_of_a_running_engine_is_not_used(
-    folder: Path, keep: Path, caplog: pytest.LogCaptureFixture
+    folder: Path, keep: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(kept_weights, "LOCK_S", 0.1)
     first = run(folder, keep)
     keep.chmod(0o777)
     assert run(folder, keep) == first
@@ -239,6 +241,16 @@ def test_a_folder_of_others_or_of_a_running_engine_is_not_used(
     (keep.parent / "file").touch()
     assert run(folder, keep.parent / "file" / "below") == first
     assert "Not a directory" in caplog.text
+
+
+def test_an_engine_waits_for_the_one_before_it_that_still_ends(folder: Path, keep: Path) -> None:
+    first, held = run(folder, keep), KeptFolder.open(keep)
+    assert held is not None
+    threading.Timer(0.3, held.close).start()
+    found = KeptFolder.open(keep)
+    assert found is not None
+    found.close()
+    assert run(folder, keep) == first
 
 
 def test_what_an_engine_left_that_was_killed_while_it_loaded_is_removed(folder: Path, keep: Path) -> None:

@@ -20,6 +20,7 @@ import mmap
 import os
 import platform
 import stat
+import time
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
@@ -56,6 +57,8 @@ ENGINE = hashlib.blake2b(
 ).hexdigest()
 """Of the code that was loaded; files may be replaced while the supervisor runs."""
 MIB = 2**20
+LOCK_S = 10.0
+"""An engine whose front is gone ends sooner (`engine_process.STEP_S` for its step)."""
 Key = Mapping[str, object]
 
 
@@ -101,11 +104,9 @@ class KeptFolder:
             if not _is_own(found):
                 raise Unusable(f"another user than {os.getuid()} may write to it")
             lock = os.open(path / ".lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if not _is_locked(lock):
                 os.close(lock)
-                raise Unusable("another engine uses it") from None
+                raise Unusable("another engine uses it")
         except (OSError, Unusable) as problem:
             log.warning("weights are not kept in %s: %s", path, _why(problem))
             return None
@@ -304,6 +305,19 @@ def key_of(
         "dtype": str(dtype),
         "weights-dtype": None if form is None else form.name,
     }
+
+
+def _is_locked(file: int) -> bool:
+    """Whether this process has the lock now. The engine before it, whose front was killed, may still be ending."""
+    end = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.02)
 
 
 def _why(problem: OSError | Unusable) -> str:
