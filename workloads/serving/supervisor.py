@@ -1,8 +1,8 @@
 """Starts the server again when it crashes, within a second or two (`--keep-weights`).
 
     supervisor      imports the engine once; computes nothing, and has no thread, which a fork would lose
-      └─ server     a fork of it, the front, with the engine's process as its own fork (`process.py`): both end together, with
-                    an exit code, or because either is killed
+      └─ server     a fork of it, the front, with the engine's process as its own fork (`process.py`), in a process group of their
+                    own: both end together, with an exit code, or because either is killed
 
 A server that was killed by a signal, or failed (exit code 1), is followed by another one if it had served, and at most RESTARTS
 did so within WITHIN_S: what crashes again and again ends the process, and whoever started it decides (in a pod the
@@ -77,6 +77,7 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until the server has handlers of its own
         self._server = os.fork()
         if self._server == 0:
+            os.setpgid(0, 0)
             end_with_parent()
             atexit.register(gc.unfreeze)  # or extensions complain of leaks
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -89,6 +90,9 @@ class Supervisor:
     def _wait(self) -> int:
         assert self._server is not None
         _, ended = os.waitpid(self._server, 0)
+        # The engine of a front that was killed: the next one needs its memory.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._server, signal.SIGKILL)
         self._server = None
         return os.waitstatus_to_exitcode(ended)
 
