@@ -26,11 +26,11 @@ from busbar.workloads.training import plan as plan_module
 from busbar.workloads.training.control import Control
 from busbar.workloads.training.environment import run_from_manifest
 from busbar.workloads.training.errors import InvalidJob
-from busbar.workloads.training.export import digest_of
+from busbar.workloads.training.export import digest_of, trained_weights
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.model import measure_demand, open_model
 from busbar.workloads.training.report import Lines
-from busbar.workloads.training.run import run, trained_weights
+from busbar.workloads.training.run import run
 from busbar.workloads.training.status import Status
 from busbar.workloads.training.trainer import Trainer
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -22,9 +22,14 @@ from torch.utils.dlpack import from_dlpack
 from busbar.workloads.training import adapter as adapters
 from busbar.workloads.training.chat import TEMPLATE
 from busbar.workloads.training.durable import fsync
+from busbar.workloads.training.errors import Diverged
 from busbar.workloads.training.settings import Adapter
+from busbar.workloads.training.state_file import is_finite
 from busbar.workloads.training.tokenizer import save_tokenizer
 from busbar.workloads.training.weight_files import WeightFiles
+
+if TYPE_CHECKING:
+    from busbar.workloads.training.trainer import Trainer
 
 MARKERS = (
     "config.json",
@@ -123,6 +128,26 @@ def writes_in_turn(model: Any) -> bool:
 
 
 DIGEST_BYTES = 16 * 2**20
+
+
+def trained_weights(trainer: Trainer) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights that are trained, in the order of their names. Raises Diverged where some are not finite."""
+    for name, parameter, whole in trainer.weights():
+        if not parameter.requires_grad:
+            continue
+        if not is_finite(whole):
+            raise Diverged(
+                f"{name} holds numbers that are not finite: no result is written, an earlier one stays. "
+                "Lower optimizer.learningRate, or set optimizer.gradientClip"
+            )
+        yield name, whole
+
+
+def take_part(trainer: Trainer) -> None:
+    """What ranks that write nothing do while another reads the weights from all: once for `digest_of`, once for `export`."""
+    for _ in range(2):
+        for _ in trainer.weights():
+            pass
 
 
 def digest_of(parameters: Iterable[tuple[str, torch.Tensor]]) -> str:

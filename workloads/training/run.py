@@ -12,7 +12,6 @@ import math
 import os
 import platform
 import traceback
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,8 +41,6 @@ from busbar.workloads.training.status import Status
 from busbar.workloads.training.world import ALONE, PATIENT, Patience, World
 
 if TYPE_CHECKING:
-    import torch
-
     from busbar.workloads.training.corpus import Corpus
     from busbar.workloads.training.gang import Together
     from busbar.workloads.training.memory_copy import MemoryCopies
@@ -83,7 +80,6 @@ class Run:
     ] = ()  # the runs of several adapters; this one is the first of them then (see `several`)
 
 
-EXPORT_PASSES = 2  # through the weights: they are checked and told apart by a digest, and then written
 _AGAIN = (CheckpointError, OutOfArena, RankLost, RanksDiffer)  # another attempt may go better
 
 
@@ -183,9 +179,9 @@ class Session:
                 if together.first:
                     self._export(trainer, prepared, evaluation)
                 elif trainer.writes_in_turn:
-                    for _ in range(EXPORT_PASSES):  # of rank 0, which reads the weights from all ranks
-                        for _ in trainer.weights():
-                            pass
+                    from busbar.workloads.training.export import take_part
+
+                    take_part(trainer)
             if together.first:
                 together.tell("over")
             else:
@@ -564,7 +560,7 @@ class Session:
         return document
 
     def _export(self, trainer: Trainer, prepared: Prepared, evaluation: dict[str, Any] | None) -> None:
-        from busbar.workloads.training.export import digest_of, export
+        from busbar.workloads.training.export import digest_of, export, trained_weights
 
         self.fingerprint["weights"] = digest_of(trained_weights(trainer))
         self.status.update(fingerprint=self.fingerprint)
@@ -594,18 +590,3 @@ class Session:
             self.spec.data.chat_template,
             ((name, whole) for name, _, whole in trainer.weights()) if trainer.writes_in_turn else None,
         )
-
-
-def trained_weights(trainer: Trainer) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights that are trained, in the order of their names. Raises Diverged where some are not finite."""
-    from busbar.workloads.training.state_file import is_finite
-
-    for name, parameter, whole in trainer.weights():
-        if not parameter.requires_grad:
-            continue
-        if not is_finite(whole):
-            raise Diverged(
-                f"{name} holds numbers that are not finite: no result is written, an earlier one stays. "
-                "Lower optimizer.learningRate, or set optimizer.gradientClip"
-            )
-        yield name, whole
