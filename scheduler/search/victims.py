@@ -327,7 +327,8 @@ class _Search:
         """Pods that fit if all victims go, or at least one more than the gang needs."""
         self.extra = {}
         total = sum(room for _, room in self.nodes.rooms(self.ask, True, self.allowed))
-        return self._gained(total, [i for _, i in self._bounds()])
+        touched = {i for on_node in self.maps for i in on_node}
+        return self._gained(total, filter(self._open, touched))
 
     def _free(self, victim: Victim, sign: int = 1) -> None:
         for i, frees in victim.frees.items():
