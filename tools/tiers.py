@@ -142,6 +142,7 @@ def main() -> int:
     parser.add_argument("tier", nargs="*", choices=[[], *(t.name for t in TIERS)], help="tiers to run")
     names = parser.parse_args().tier or [t.name for t in TIERS]
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a new process would compile torch and the rest again
     outcomes: list[Outcome] = []
     for tier in TIERS:
         if tier.name not in names:
