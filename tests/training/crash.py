@@ -1,7 +1,7 @@
 """A real training process that kills itself with SIGKILL at a chosen point, and a fork server to start it quickly.
 
-The processes are forked from a server that has torch and transformers imported already, so that a dozen of them
-cost seconds. SIGKILL runs no handler, no `finally` and no flush, as in a node failure.
+The processes are forked from a server that has torch, transformers and the engine imported already, so that a dozen
+of them cost seconds. SIGKILL runs no handler, no `finally` and no flush, as in a node failure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from busbar.workloads.training.world import ALONE, Patience, World
 
 CONTEXT = multiprocessing.get_context("forkserver")
 HURRIED = Patience(join_s=100, beat_s=0.2, lost_after_s=15, suspected_after_s=5, collective_s=100, leave_s=2)
-PRELOAD = ["tests.training.crash", "torch", "transformers.models.llama.modeling_llama", "peft"]
+PRELOAD = ["tests.training.preloaded"]
 
 
 @dataclass(frozen=True)
