@@ -28,6 +28,7 @@ from tests.operator.agent.lease_keys import KEY as SIGNING
 from busbar.kube.contracts.power import SIMULATED_LABEL
 from busbar.kube.resources import NODES, POWER_DOMAINS, TRAINING_JOBS
 
+pytestmark = pytest.mark.apiserver
 OURS = {"key": "busbar.dev/power-not-ready", "effect": "NoSchedule"}
 OTHER = {"key": "example.com/kept", "effect": "PreferNoSchedule"}
 
