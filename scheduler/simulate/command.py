@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 
 from ..errors import SchedulerError
 from ..model.plans import Objective, Policy
+from .options import FiniteRange, bar_of, make_folder
 
 if TYPE_CHECKING:
     from .engine import Settings
@@ -31,6 +33,12 @@ Examples:
   busbar simulate --serving servegen/m-small --day 2 --peak 120 --pools A100=9@3.67 \\
       --jobs philly_jobs.csv --begin 640 --cluster A100=3x4
 """
+
+
+MOST_NODES = 100_000
+LEAST_MTBF_H = 1 / 60
+"""As of replicas (`serving_failures.LEAST_MTBF_S`)."""
+_NODES = re.compile(r"(?P<type>[^=]+)=(?P<nodes>0*[1-9][0-9]{0,8})(x(?P<size>0*[1-9][0-9]{0,5}))?")
 
 
 class _Simulate(click.Command):
@@ -97,26 +105,26 @@ class _Simulate(click.Command):
 )
 @click.option("--unknown-lengths", is_flag=True, help="Do not tell the policy how long jobs are.")
 @click.option(
-    "--charge", default=30.0, show_default=True, help="Seconds lost at every start after the first."
+    "--charge",
+    type=FiniteRange(min=0),
+    default=30.0,
+    show_default=True,
+    help="Seconds lost at every start after the first.",
 )
 @click.option(
     "--node-mtbf",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=LEAST_MTBF_H),
     help="Nodes fail: mean hours between the failures of one node. Default: none fails.",
 )
 @click.option(
     "--repair",
-    type=click.FloatRange(min=0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Hours until a failed node is back.",
+    type=FiniteRange(min=0, min_open=True),
+    help="With --node-mtbf: hours until a failed node is back. Default: 1.",
 )
 @click.option(
     "--checkpoint",
-    type=click.FloatRange(min=0, min_open=True),
-    default=10.0,
-    show_default=True,
-    help="Minutes between a running job's own checkpoints: what a failure may cost.",
+    type=FiniteRange(min=0, min_open=True),
+    help="With --node-mtbf: minutes between a running job's own checkpoints, which is what a failure may cost. Default: 10.",
 )
 @click.option(
     "--as-operated",
@@ -126,7 +134,7 @@ class _Simulate(click.Command):
 )
 @click.option(
     "--every",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=0.0,
     show_default=True,
     help="Make plans at multiples of so many seconds only: what happens in between shares one. 0: at every event.",
@@ -161,8 +169,8 @@ def simulate(
     unknown_lengths: bool,
     charge: float,
     node_mtbf: float | None,
-    repair: float,
-    checkpoint: float,
+    repair: float | None,
+    checkpoint: float | None,
     as_operated: bool,
     every: float,
     seed: int,
@@ -181,6 +189,17 @@ def simulate(
         raise click.UsageError(
             "--every and --as-operated exclude each other: the operator answers every event"
         )
+    for option, value in (("--repair", repair), ("--checkpoint", checkpoint)):
+        if value is not None and node_mtbf is None:
+            raise click.UsageError(f"{option} is read where nodes fail; give --node-mtbf, too")
+    saved_min = 10.0 if checkpoint is None else checkpoint
+    if node_mtbf is not None and 60 * node_mtbf < saved_min:
+        raise click.UsageError(
+            f"--node-mtbf {node_mtbf:g} h is shorter than the {saved_min:g} minutes between checkpoints, so that jobs would"
+            " hardly get on; make --node-mtbf longer or --checkpoint shorter"
+        )
+    if throughputs is not None and kind != "gavel":
+        raise click.UsageError(f"--throughputs belongs to --format gavel, not {kind}")
     from dataclasses import replace
 
     from .engine import SETTLE_S, Settings
@@ -188,9 +207,9 @@ def simulate(
     settings = Settings(
         charge_s=charge,
         steps_known=not unknown_lengths,
-        checkpoint_s=60 * checkpoint,
+        checkpoint_s=60 * saved_min,
         node_mtbf_s=None if node_mtbf is None else 3600 * node_mtbf,
-        repair_s=3600 * repair,
+        repair_s=3600 * (1.0 if repair is None else repair),
         seed=seed,
         settle_s=SETTLE_S if as_operated else None,
         grid_s=every,
@@ -201,6 +220,8 @@ def simulate(
             raise ValueError("--goodput belongs to --format elasticflow")
         folders = parse_scalings(scalings, kind, machines)
         jobs = _read(trace, kind, throughputs, folders, machines, limit, goodput)
+        if output is not None:
+            make_folder(output, "--output")
         results = [
             _run(jobs, machines, Policy(objective=Objective(name)), settings)
             for name in objectives or (Objective.FAIRNESS.value,)
@@ -219,11 +240,19 @@ def parse_cluster(text: str) -> TraceCluster:
     nodes: dict[str, int] = {}
     sizes: dict[str, int] = {}
     for item in text.split(","):
-        name, _, count = item.strip().partition("=")
-        number, _, size = count.partition("x")
-        if not name or not number.isdigit() or (size and not size.isdigit()):
-            raise ValueError(f"--cluster: {item.strip()!r} is not TYPE=NODES or TYPE=NODESxPER_NODE")
-        nodes[name], sizes[name] = int(number), int(size or 1)
+        match = _NODES.fullmatch(item.strip())
+        if match is None:
+            raise ValueError(
+                f"--cluster: {item.strip()!r} is not TYPE=NODES or TYPE=NODESxPER_NODE, with numbers of 1 or more"
+            )
+        name = match["type"]
+        if name in nodes:
+            raise ValueError(f"--cluster: {name} is named twice")
+        nodes[name], sizes[name] = int(match["nodes"]), int(match["size"] or 1)
+    if sum(nodes.values()) > MOST_NODES:
+        raise ValueError(
+            f"--cluster: {sum(nodes.values())} nodes are more than the {MOST_NODES} of a simulation"
+        )
     return TraceCluster(nodes, sizes)
 
 
@@ -233,6 +262,8 @@ def parse_prices(texts: tuple[str, ...], cluster: str) -> dict[str, float]:
     prices: dict[str, float] = {}
     for text in texts:
         name, _, money = text.partition("=")
+        if name in prices:
+            raise ValueError(f"--price: {name} has two prices; give one")
         try:
             prices[name] = float(money)
         except ValueError:
@@ -251,6 +282,8 @@ def parse_scalings(texts: tuple[str, ...], kind: str, cluster: TraceCluster) -> 
     folders: dict[str, Path] = {}
     for text in texts:
         name, _, folder = text.partition("=")
+        if name in folders:
+            raise ValueError(f"--scaling: {name} has two folders; give one")
         if name not in cluster.nodes or not Path(folder).is_dir():
             raise ValueError(
                 f"--scaling: {text!r} is not TYPE=FOLDER with a type of --cluster and an existing folder"
@@ -295,17 +328,18 @@ def _read(
         if table is None:
             raise ValueError(f"--throughputs: no {name} beside {path}; name the file")
         found = gavel(path, gavel_throughputs(table))
+    if not found.jobs:
+        raise ValueError(f"{path}: there is no job in it that ran on accelerators")
     return replace(found, jobs=found.jobs[:limit]) if limit else found
 
 
 def _run(trace: Trace, cluster: TraceCluster, policy: Policy, settings: Settings) -> Result:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from .engine import simulate as replay
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with bar_of(*columns) as bar:
         task = bar.add_task(policy.objective.value, total=len(trace.jobs))
 
         def progress(done: int, total: int, now: float) -> None:
@@ -349,7 +383,6 @@ def _print(results: list[Result]) -> None:
 def _write(
     results: list[Result], cluster: TraceCluster, folder: Path, plots: bool, trace: Path, spec: str
 ) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     rows: list[Any] = [result.to_json() for result in results]
     path = folder / "result.json"
     path.write_text(json.dumps({"trace": trace.name, "cluster": spec, "results": rows}, indent=1) + "\n")

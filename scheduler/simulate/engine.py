@@ -115,8 +115,21 @@ def simulate(
         AssertionError: the checker refused a plan (a defect of the planner).
         ValueError: a job can never start, or jobs have phases and speeds are to be learned.
     """
+    _refuse_too_large(trace, cluster)
     engine = ClusterEngine(trace, cluster, policy, settings or Settings(), learner, progress, decide)
     return engine.run(name or policy.objective.value)
+
+
+def _refuse_too_large(trace: Trace, cluster: TraceCluster) -> None:
+    """Raises ValueError where a job has no room in the empty cluster."""
+    large = [job for job in trace.jobs if not cluster.holds(job)]
+    if large:
+        job, has = large[0], ", ".join(f"{count} {kind}" for kind, count in cluster.capacity().items())
+        raise ValueError(
+            f"{len(large)} of {len(trace.jobs)} jobs of {trace.name} can never start. The first is {job.id}: it needs"
+            f" {job.pods} x {job.per_pod_m / 1000:g} accelerators of {' or '.join(job.speeds)}, the cluster has {has};"
+            " simulate a larger cluster, or take such jobs out"
+        )
 
 
 def node_name(kind: str, number: int) -> str:

@@ -12,6 +12,7 @@ import click
 
 from ..errors import SchedulerError
 from ..power.domains import PowerPolicy
+from .options import FiniteRange, bar_of
 
 if TYPE_CHECKING:
     from .power_load import Requests
@@ -60,7 +61,7 @@ def _servers(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...
 )
 @click.option(
     "--mix",
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     default=0.0,
     show_default=True,
     help="Part of the servers that train; the others serve, half of them with high priority.",
@@ -198,11 +199,10 @@ class _Bar:
     """Progress on stderr, counted in simulated seconds."""
 
     def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._progress = bar_of(*columns)
         self._task = self._progress.add_task("row", total=total)
 
     def __enter__(self) -> _Bar:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import TraceError
+from .csv_rows import cells_of, fault, named_rows
 
 Floats = NDArray[np.float64]
 
@@ -86,16 +86,18 @@ def _azure(path: Path) -> Floats:
     """Columns: seconds since the first, prompt, output."""
     if not path.is_file():
         raise TraceError(f"--data: there is no {path}")
-    with path.open(newline="") as file:
-        rows = [
+    try:
+        requests = [
             (
                 datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp(),
                 float(row["ContextTokens"]),
                 float(row["GeneratedTokens"]),
             )
-            for row in csv.DictReader(file)
+            for _, row in named_rows(path)
         ]
-    found = np.array(sorted(rows))
+    except (KeyError, OverflowError, ValueError) as error:
+        raise TraceError(f"{path}: not the Azure trace: {fault(error)}") from error
+    found = np.array(sorted(requests))
     if not len(found):
         raise TraceError(f"{path}: no requests")
     found[:, 0] -= found[0, 0]
@@ -134,14 +136,15 @@ def _servegen(folder: Path, day: int) -> list[list[_Window]]:
         raise TraceError(f"--data: there are no *-trace.csv in {folder}")
     clients = []
     for path in files:
-        with path.open(newline="") as file:
-            rows = [row for row in csv.reader(file) if row]
         begin = (day - 1) * DAY_S
-        windows = [
-            _Window(float(row[1]), row[3] == "Weibull", float(row[4]) if row[3] else 1.0)
-            for row in rows
-            if begin <= float(row[0]) < begin + DAY_S
-        ]
+        try:
+            windows = [
+                _Window(float(row[1]), row[3] == "Weibull", float(row[4]) if row[3] else 1.0)
+                for _, row in cells_of(path)
+                if begin <= float(row[0]) < begin + DAY_S
+            ]
+        except (IndexError, ValueError) as error:
+            raise TraceError(f"{path}: not the windows of a ServeGen client: {error}") from error
         if len(windows) < DAY_S / WINDOW_S:
             raise TraceError(f"--load: {path.name} has no complete day {day}")
         clients.append(windows)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import csv
 import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 
 from ..errors import TraceError
+from .csv_rows import cells_of, fault, named_rows
 from .trace import Trace, TraceJob
 
 Throughputs = Mapping[str, Mapping[tuple[str, int], float]]
@@ -22,14 +22,24 @@ GAVEL_REFERENCE = "v100"
 
 
 def gavel_throughputs(path: Path) -> dict[str, dict[tuple[str, int], float]]:
-    """Gavel's measured rates: the `"null"` entries (no co-location), consolidated workers only."""
-    with path.open() as file:
-        data = json.load(file)
-    return {
-        kind: {ast.literal_eval(key): float(row["null"]) for key, row in rows.items()}
-        for kind, rows in data.items()
-        if not kind.endswith("_unconsolidated")
-    }
+    """Gavel's measured rates: the `"null"` entries (no co-location), consolidated workers only. Raises TraceError."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
+        return {
+            kind: {_type_and_scale(key): float(row["null"]) for key, row in by_job.items()}
+            for kind, by_job in data.items()
+            if not kind.endswith("_unconsolidated")
+        }
+    except (AttributeError, KeyError, RecursionError, SyntaxError, TypeError, ValueError) as error:
+        raise TraceError(
+            f"{path} holds no throughputs of Gavel ({fault(error)}); name a file such as simulation_throughputs.json"
+        ) from error
+
+
+def _type_and_scale(key: str) -> tuple[str, int]:
+    """Of a key such as `('LM (batch size 5)', 2)`."""
+    kind, scale = ast.literal_eval(key)
+    return str(kind), int(scale)
 
 
 def gavel(path: Path, throughputs: Throughputs, measured: tuple[int, int] | None = None) -> Trace:
@@ -41,66 +51,67 @@ def gavel(path: Path, throughputs: Throughputs, measured: tuple[int, int] | None
     An SLO above 0 is a deadline: that many times the job's time on a V100 after its arrival. The weight is not used. Jobs
     keep the order of the file; arrivals need not."""
     jobs: list[TraceJob] = []
-    with path.open() as file:
-        for number, row in enumerate(csv.reader(file, delimiter="\t")):
-            if len(row) not in GAVEL_COLUMNS:
-                raise TraceError(f"{path}:{number + 1}: expected 10 or 7 columns, found {len(row)}")
-            steps_at, scale_at, arrival_at, slo_at = GAVEL_COLUMNS[len(row)]
-            try:
-                kind, scale = row[0], int(row[scale_at])
-                steps, arrival_s = float(row[steps_at]), float(row[arrival_at])
-                slo = -1.0 if slo_at is None else float(row[slo_at])
-            except ValueError as error:
-                raise TraceError(f"{path}:{number + 1}: not a job of Gavel: {error}") from error
-            speeds = {
-                accelerator: rows[kind, scale]
-                for accelerator, rows in throughputs.items()
-                if rows.get((kind, scale), 0.0) > 0
-            }
-            if not speeds:
-                raise TraceError(f"{path}:{number + 1}: no throughput for {kind!r} on {scale} accelerators")
-            reference = speeds.get(GAVEL_REFERENCE)
-            jobs.append(
-                TraceJob(
-                    id=f"{number:05d}",
-                    arrival_s=arrival_s,
-                    work=steps,
-                    speeds=speeds,
-                    workload_class=f"{kind} x{scale}",
-                    pods=scale,
-                    deadline_s=arrival_s + slo * steps / reference if slo > 0 and reference else None,
-                )
-            )
+    for number, (line, row) in enumerate(cells_of(path, delimiter="\t")):
+        if len(row) not in GAVEL_COLUMNS:
+            raise TraceError(f"{path}:{line}: expected 10 or 7 columns, found {len(row)}")
+        try:
+            jobs.append(_of_gavel(f"{number:05d}", row, throughputs))
+        except ValueError as error:
+            raise TraceError(f"{path}:{line}: not a job of Gavel: {error}") from error
     return Trace(path.stem, tuple(jobs), measured)
+
+
+def _of_gavel(name: str, row: list[str], throughputs: Throughputs) -> TraceJob:
+    """Raises ValueError."""
+    steps_at, scale_at, arrival_at, slo_at = GAVEL_COLUMNS[len(row)]
+    kind, scale = row[0], int(row[scale_at])
+    steps, arrival_s = float(row[steps_at]), float(row[arrival_at])
+    slo = -1.0 if slo_at is None else float(row[slo_at])
+    speeds = {
+        accelerator: by_job[kind, scale]
+        for accelerator, by_job in throughputs.items()
+        if by_job.get((kind, scale), 0.0) > 0
+    }
+    if not speeds:
+        raise ValueError(f"there is no throughput for {kind!r} on {scale} accelerators")
+    reference = speeds.get(GAVEL_REFERENCE)
+    return TraceJob(
+        id=name,
+        arrival_s=arrival_s,
+        work=steps,
+        speeds=speeds,
+        workload_class=f"{kind} x{scale}",
+        pods=scale,
+        deadline_s=arrival_s + slo * steps / reference if slo > 0 and reference else None,
+    )
 
 
 def philly(path: Path, accelerator: str = "gpu", per_node: int = 8) -> Trace:
     """Philly's jobs: submit time, duration, GPUs, virtual cluster (the tenant). Durations are the work at
     speed 1. Jobs of more than one node are gangs of whole nodes, as far as their size divides."""
-    rows: list[tuple[float, int, TraceJob]] = []
-    with path.open() as file:
-        for number, row in enumerate(csv.DictReader(file)):
-            try:
-                at = datetime.fromisoformat(row["timestamp"]).timestamp()
-                count, seconds = int(row["num_gpus"]), float(row["duration"])
-            except (KeyError, ValueError) as error:
-                raise TraceError(f"{path}:{number + 2}: {error}") from error
+    jobs: list[TraceJob] = []
+    for number, (line, row) in enumerate(named_rows(path)):
+        try:
+            at = datetime.fromisoformat(row["timestamp"]).timestamp()
+            count, seconds = int(row["num_gpus"]), float(row["duration"])
             if count <= 0 or seconds <= 0:
                 continue
             pods = 1 if count <= per_node else -(-count // per_node)
             per_pod = count if count <= per_node else per_node
-            job = TraceJob(
-                id=f"{number:06d}",
-                arrival_s=at,
-                work=seconds,
-                speeds={accelerator: 1.0},
-                pods=pods,
-                per_pod_m=1000 * per_pod,
-                tenant=row["cluster"],
+            jobs.append(
+                TraceJob(
+                    id=f"{number:06d}",
+                    arrival_s=at,
+                    work=seconds,
+                    speeds={accelerator: 1.0},
+                    pods=pods,
+                    per_pod_m=1000 * per_pod,
+                    tenant=row["cluster"],
+                )
             )
-            rows.append((at, number, job))
-    rows.sort(key=lambda item: item[:2])
-    return Trace(path.stem, tuple(job for _, _, job in rows))
+        except (KeyError, OverflowError, ValueError) as error:
+            raise TraceError(f"{path}:{line}: not a job of Philly: {fault(error)}") from error
+    return Trace(path.stem, tuple(sorted(jobs, key=lambda job: (job.arrival_s, job.id))))
 
 
 def openb(path: Path, accelerators: Iterable[str]) -> Trace:
@@ -111,34 +122,40 @@ def openb(path: Path, accelerators: Iterable[str]) -> Trace:
     accelerators, as a simulated node counts nothing else, and pods that were never scheduled, as nobody knows
     how long they are. Pods that outlived the trace end with it."""
     known = {name.lower(): name for name in accelerators}
-    rows: list[tuple[float, int, TraceJob]] = []
-    with path.open() as file:
-        for number, row in enumerate(csv.DictReader(file)):
-            try:
-                at, scheduled, end = float(row["creation_time"]), row["scheduled_time"], row["deletion_time"]
-                size_m = int(row["num_gpu"]) * int(row["gpu_milli"])
-                named = sorted(set(filter(None, (row.get("gpu_spec") or "").split("|"))))
-                seconds = float(end) - float(scheduled) if scheduled and end else 0.0
-            except (KeyError, TypeError, ValueError) as error:
-                raise TraceError(f"{path}:{number + 2}: not an openb pod: {error!r}") from error
-            if size_m <= 0 or seconds <= 0:
-                continue
-            allowed = (
-                [known[name.lower()] for name in named if name.lower() in known] if named else known.values()
-            )
-            if not allowed:
-                raise TraceError(
-                    f"{path}:{number + 2}: pod {row['name']} runs on {' or '.join(named)} only, and the cluster has"
-                    f" {', '.join(known.values())}; add one of those types to it"
-                )
-            job = TraceJob(
-                id=f"{number:05d}",
-                arrival_s=at,
-                work=seconds,
-                speeds=dict.fromkeys(allowed, 1.0),
-                workload_class=f"{'|'.join(named) or 'any'} {size_m}m",
-                per_pod_m=size_m,
-            )
-            rows.append((at, number, job))
-    rows.sort(key=lambda item: item[:2])
-    return Trace(path.stem, tuple(job for _, _, job in rows))
+    jobs: list[TraceJob] = []
+    for number, (line, row) in enumerate(named_rows(path)):
+        try:
+            job = _of_openb(f"{number:05d}", row, known)
+        except (KeyError, ValueError) as error:
+            raise TraceError(f"{path}:{line}: not an openb pod: {fault(error)}") from error
+        if job is not None:
+            jobs.append(job)
+    return Trace(path.stem, tuple(sorted(jobs, key=lambda job: (job.arrival_s, job.id))))
+
+
+def _of_openb(name: str, row: Mapping[str, str], known: Mapping[str, str]) -> TraceJob | None:
+    """None: it is left out. Raises KeyError, ValueError.
+
+    Args:
+        known: the cluster's types by their names in small letters.
+    """
+    at, scheduled, end = float(row["creation_time"]), row["scheduled_time"], row["deletion_time"]
+    size_m = int(row["num_gpu"]) * int(row["gpu_milli"])
+    named = sorted(set(filter(None, row.get("gpu_spec", "").split("|"))))
+    seconds = float(end) - float(scheduled) if scheduled and end else 0.0
+    if size_m <= 0 or seconds <= 0:
+        return None
+    allowed = [known[one.lower()] for one in named if one.lower() in known] if named else known.values()
+    if not allowed:
+        raise ValueError(
+            f"pod {row['name']} runs on {' or '.join(named)} only, and the cluster has {', '.join(known.values())}; add one"
+            " of those types to it"
+        )
+    return TraceJob(
+        id=name,
+        arrival_s=at,
+        work=seconds,
+        speeds=dict.fromkeys(allowed, 1.0),
+        workload_class=f"{'|'.join(named) or 'any'} {size_m}m",
+        per_pod_m=size_m,
+    )

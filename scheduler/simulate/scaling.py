@@ -27,7 +27,6 @@ the smallest. Several placements with the same numbers of accelerators and nodes
 
 from __future__ import annotations
 
-import csv
 import math
 from bisect import bisect_left
 from collections import defaultdict
@@ -36,6 +35,7 @@ from pathlib import Path
 from statistics import median
 
 from ..errors import TraceError
+from .csv_rows import fault, named_rows
 from .trace import Phase, Trace, TraceJob
 
 STEP = 1.5
@@ -68,16 +68,13 @@ def pollux(folder: Path, batch: int) -> Cells:
         path = folder / name
         if not path.is_file():
             continue
-        with path.open() as file:
-            for number, row in enumerate(csv.DictReader(file)):
-                try:
-                    placement = row.get("placement") or f"{row['num_replicas']}/{row['num_nodes']}"
-                    point = (float(row["local_bsz"]), float(row["step_time"]), float(row["sync_time"]))
-                    points[_size(placement)][placement].append(point)
-                except (KeyError, TypeError, ValueError) as error:
-                    raise TraceError(
-                        f"{path}:{number + 2}: not a measurement of Pollux: {error!r}"
-                    ) from error
+        for line, row in named_rows(path):
+            try:
+                placement = row.get("placement") or f"{row['num_replicas']}/{row['num_nodes']}"
+                point = (float(row["local_bsz"]), float(row["step_time"]), float(row["sync_time"]))
+                points[_size(placement)][placement].append(point)
+            except (KeyError, ValueError) as error:
+                raise TraceError(f"{path}:{line}: not a measurement of Pollux: {fault(error)}") from error
     return {
         (count, nodes): median(1 / _iteration_s(sorted(one), batch / count) for one in placements.values())
         for (count, nodes), placements in sorted(points.items())
@@ -110,15 +107,14 @@ def _at(points: list[_Point], local: float) -> tuple[float, float]:
 
 def noise(path: Path) -> list[tuple[float, float]]:
     """(part of the life, noise) of a model at one batch size, in order; from a validation file of Pollux."""
-    rows: list[tuple[float, float]] = []
-    with path.open() as file:
-        for number, row in enumerate(csv.DictReader(file)):
-            try:
-                rows.append((float(row["progress"]), float(row["grad_var"]) / float(row["grad_sqr"])))
-            except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-                raise TraceError(f"{path}:{number + 2}: not a validation of Pollux: {error!r}") from error
-    end = max((progress for progress, _ in rows), default=0.0)
-    return [(progress / end, max(ratio, 0.0)) for progress, ratio in sorted(rows) if end > 0]
+    found: list[tuple[float, float]] = []
+    for line, row in named_rows(path):
+        try:
+            found.append((float(row["progress"]), float(row["grad_var"]) / float(row["grad_sqr"])))
+        except (KeyError, ValueError, ZeroDivisionError) as error:
+            raise TraceError(f"{path}:{line}: not a validation of Pollux: {fault(error)}") from error
+    end = max((progress for progress, _ in found), default=0.0)
+    return [(progress / end, max(ratio, 0.0)) for progress, ratio in sorted(found) if end > 0]
 
 
 def phases_of(noises: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -181,16 +177,13 @@ def adaptive(
 def elasticflow_speeds(path: Path, per_node: int) -> dict[int, Cells]:
     """Iterations per second of one ElasticFlow model, by global batch size."""
     found: dict[int, Cells] = {}
-    with path.open() as file:
-        for number, row in enumerate(csv.DictReader(file)):
-            try:
-                batch = int(row.pop("global_batch_size"))
-                speeds = {int(count): float(text) for count, text in row.items() if text}
-            except (KeyError, TypeError, ValueError) as error:
-                raise TraceError(f"{path}:{number + 2}: not a row of ElasticFlow: {error!r}") from error
-            found[batch] = {
-                (count, -(-count // per_node)): speed for count, speed in speeds.items() if speed > 0
-            }
+    for line, row in named_rows(path):
+        try:
+            batch = int(row.pop("global_batch_size"))
+            speeds = {int(count): float(text) for count, text in row.items() if text}
+        except (KeyError, ValueError) as error:
+            raise TraceError(f"{path}:{line}: not a row of ElasticFlow: {fault(error)}") from error
+        found[batch] = {(count, -(-count // per_node)): speed for count, speed in speeds.items() if speed > 0}
     return found
 
 
@@ -267,38 +260,28 @@ def elasticflow(
     jobs: list[TraceJob] = []
     lives: dict[tuple[str, int], list[tuple[float, dict[str, Cells]]]] = {}
     known: dict[tuple[str, int], dict[str, Cells]] = {}
-    with path.open() as file:
-        for number, row in enumerate(csv.DictReader(file)):
-            try:
-                key = row["model_name"], int(row["batch_size"])
-                name, arrival_s = row["job_id"], float(row["submit_time"])
-                iterations = float(row["iteration"])
-                deadline_s = float(row["ddl"]) if row.get("ddl") else None
-            except (KeyError, TypeError, ValueError) as error:
-                raise TraceError(f"{path}:{number + 2}: not a job of ElasticFlow: {error!r}") from error
-            if key not in known:
-                known[key] = {
-                    kind: measured(folder, *key, per_node[kind]) for kind, folder in folders.items()
-                }
-                lives[key] = adaptive(*key, folders, per_node) if adapts else []
-            label = f"{key[0]} batch {key[1]}"
-            try:
-                speeds = known[key]
-                jobs.append(
-                    elastic_job(
-                        name.zfill(5),
-                        arrival_s,
-                        iterations,
-                        label,
-                        speeds,
-                        most,
-                        None,
-                        deadline_s,
-                        lives[key],
-                    )
+    seen: set[str] = set()
+    for line, row in named_rows(path):
+        try:
+            key = row["model_name"], int(row["batch_size"])
+            name, arrival_s = row["job_id"].zfill(5), float(row["submit_time"])
+            iterations = float(row["iteration"])
+            deadline_s = float(row["ddl"]) if row.get("ddl") else None
+        except (KeyError, ValueError) as error:
+            raise TraceError(f"{path}:{line}: not a job of ElasticFlow: {fault(error)}") from error
+        if name in seen:
+            raise TraceError(f"{path}:{line}: not a job of ElasticFlow: job_id {name} is there twice")
+        seen.add(name)
+        if key not in known:
+            known[key] = {kind: measured(folder, *key, per_node[kind]) for kind, folder in folders.items()}
+            lives[key] = adaptive(*key, folders, per_node) if adapts else []
+        label = f"{key[0]} batch {key[1]}"
+        try:
+            jobs.append(
+                elastic_job(
+                    name, arrival_s, iterations, label, known[key], most, None, deadline_s, lives[key]
                 )
-            except ValueError as error:
-                raise TraceError(
-                    f"{path}:{number + 2}: {error} in {', '.join(map(str, folders.values()))}"
-                ) from error
+            )
+        except ValueError as error:
+            raise TraceError(f"{path}:{line}: {error} in {', '.join(map(str, folders.values()))}") from error
     return Trace(path.stem, tuple(jobs))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import SchedulerError
+from .options import FiniteRange, bar_of
 
 if TYPE_CHECKING:
     from ..fit.model import ModelShape
@@ -45,7 +46,7 @@ def load_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option(
             "--scale",
-            type=click.FloatRange(min=0, min_open=True),
+            type=FiniteRange(min=0, min_open=True),
             default=1.0,
             show_default=True,
             help="CSV: so many times the trace's requests.",
@@ -53,12 +54,10 @@ def load_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--day", type=click.IntRange(min=1), help="ServeGen: which day; the first is 1."),
         click.option(
             "--peak",
-            type=click.FloatRange(min=0, min_open=True),
+            type=FiniteRange(min=0, min_open=True),
             help="ServeGen: requests/s of the busiest window.",
         ),
-        click.option(
-            "--hours", type=click.FloatRange(min=0, min_open=True), help="Only the first so many hours."
-        ),
+        click.option("--hours", type=FiniteRange(min=0, min_open=True), help="Only the first so many hours."),
         click.option(
             "--seed",
             default=0,
@@ -76,7 +75,7 @@ def load_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def failure_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options that let nodes and replicas fail."""
-    hours = click.FloatRange(min=0, min_open=True)
+    hours = FiniteRange(min=0, min_open=True)
     options = (
         click.option(
             "--node-mtbf",
@@ -120,7 +119,10 @@ def failure_options(command: Callable[..., None]) -> Callable[..., None]:
     "COUNT; else a node has 8.",
 )
 @click.option(
-    "--start", default=60.0, show_default=True, help="Seconds from a decision to a replica that serves."
+    "--start",
+    default=60.0,
+    show_default=True,
+    help="Seconds from a decision to a replica that serves.",
 )
 @click.option(
     "--sleeping",
@@ -136,9 +138,14 @@ def failure_options(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     help="At most so many surplus replicas sleep instead of leaving, as scaling.warm; they are paid meanwhile.",
 )
-@click.option("--wake", default=5.0, show_default=True, help="Seconds until a sleeping replica serves.")
-@click.option("--budget", type=click.FloatRange(min=0, min_open=True), help="Most money per hour.")
-@click.option("--watts", type=click.FloatRange(min=0, min_open=True), help="Most watts of all replicas.")
+@click.option(
+    "--wake",
+    default=5.0,
+    show_default=True,
+    help="Seconds until a sleeping replica serves.",
+)
+@click.option("--budget", type=FiniteRange(min=0, min_open=True), help="Most money per hour.")
+@click.option("--watts", type=FiniteRange(min=0, min_open=True), help="Most watts of all replicas.")
 @click.option(
     "--caps",
     help="With --watts: per cent of their watts to which boards may be limited, such as 80,60, where more replicas at lower "
@@ -288,12 +295,11 @@ def read_shape(path: Path | None) -> ModelShape:
 @contextmanager
 def progress_bars() -> Iterator[Callable[[str, float, float], None]]:
     """A bar per step on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with bar_of(*columns) as bar:
 
         def show(name: str, done: float, total: float) -> None:
             if name not in tasks:

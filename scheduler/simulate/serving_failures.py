@@ -10,7 +10,6 @@ What the product makes of it is in `serving_losses.py`.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from random import Random
 
 from ..autoscale.reach import NODE_LOST_S, NODE_UNREADY_S
 from ..errors import ServingModelError, TraceError
+from .csv_rows import fault, named_rows
 from .serving_pools import Pool
 
 LEAST_MTBF_S = 60.0
@@ -222,25 +222,25 @@ def outages_csv(path: Path, nodes: Mapping[str, int]) -> tuple[Outage, ...]:
         TraceError: a line is no outage; says which and why.
     """
     found: list[Outage] = []
-    with path.open() as file:
-        for number, row in enumerate(csv.DictReader(file)):
-            where = f"{path}:{number + 2}"
-            try:
-                at, until, pool = float(row["second"]), float(row["until"]), row["pool"].strip()
-                which = list(range(nodes.get(pool, 0))) if row["node"].strip() == "*" else [int(row["node"])]
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise TraceError(
-                    f"{where}: this line is no outage ({error}); the columns are second, pool, node, until"
-                ) from error
-            if pool not in nodes:
-                raise TraceError(f"{where}: there is no pool {pool!r}; there are {', '.join(sorted(nodes))}")
-            if not (math.isfinite(at) and math.isfinite(until) and 0 <= at < until):
-                raise TraceError(
-                    f"{where}: the node is away from {at:g} to {until:g} s; the end must come after"
-                )
-            if not all(0 <= node < nodes[pool] for node in which):
-                raise TraceError(f"{where}: pool {pool} has nodes 0 to {nodes[pool] - 1}, not {row['node']}")
-            found += [Outage(at, pool, node, until) for node in which]
+    for line, row in named_rows(path):
+        where = f"{path}:{line}"
+        try:
+            at, until, pool = float(row["second"]), float(row["until"]), row["pool"].strip()
+            which = list(range(nodes.get(pool, 0))) if row["node"].strip() == "*" else [int(row["node"])]
+        except (KeyError, ValueError) as error:
+            raise TraceError(
+                f"{where}: this line is no outage ({fault(error)}); the columns are second, pool, node, until"
+            ) from error
+        if pool not in nodes:
+            raise TraceError(f"{where}: there is no pool {pool!r}; there are {', '.join(sorted(nodes))}")
+        if not (math.isfinite(at) and math.isfinite(until) and 0 <= at < until):
+            raise TraceError(
+                f"{where}: the node is away from {at:g} to {until:g} s; the end must come after the beginning, and both be"
+                " finite"
+            )
+        if not all(0 <= node < nodes[pool] for node in which):
+            raise TraceError(f"{where}: pool {pool} has nodes 0 to {nodes[pool] - 1}, not {row['node']}")
+        found += [Outage(at, pool, node, until) for node in which]
     if not found:
         raise TraceError(f"{path}: there is no outage in it")
     return tuple(found)

@@ -195,7 +195,9 @@ def answer(
 
     Raises:
         ServingModelError: bad numbers, a load that ends with the warm-up, or no pool holds the model or meets the SLO.
+        TraceError: the load lasts too long.
     """
+    trace.refuse_long()
     buckets = Buckets.of(trace)
     models, refused = step_models(question.pools, question.shape, question.caps)
     columns = columns_of(question.pools, models, buckets, question.slo, question.caps)

@@ -24,6 +24,8 @@ LEAST_RATE = 1e-3
 """Below this a replica is of no use to a bucket."""
 PER_NODE = 8
 """Accelerators of a node, where the pool does not say."""
+MOST_ACCELERATORS = 1_000_000
+"""Of a pool; each of its nodes may fail."""
 _POOL = re.compile(
     r"(?P<type>[^=@:]+)(:(?P<zone>[^=@:]+))?=((?P<nodes>\d+)x)?(?P<count>\d+)@(?P<price>\d+(\.\d+)?)"
 )
@@ -49,7 +51,7 @@ def parse_pools(text: str) -> tuple[Pool, ...]:
     """`L4=8@0.70,H100:a=2x8@7.516`: type, zone, how many (or nodes and how many on each), price per hour of one.
 
     Raises:
-        ServingModelError: not of that form, an unknown type, or a type named twice.
+        ServingModelError: not of that form, an unknown type, a type named twice, too many accelerators, or no price.
     """
     pools: list[Pool] = []
     for item in text.split(","):
@@ -70,6 +72,15 @@ def parse_pools(text: str) -> tuple[Pool, ...]:
         if per_node < 1:
             raise ServingModelError(f"--pools: {item.strip()!r} has nodes without accelerators")
         pool = Pool(match["type"], stock, float(match["price"]), match["zone"] or "", per_node)
+        if stock > MOST_ACCELERATORS:
+            raise ServingModelError(
+                f"--pools: {item.strip()!r} has {stock} accelerators; a pool has at most {MOST_ACCELERATORS}"
+            )
+        if pool.price_per_h == 0:
+            raise ServingModelError(
+                f"--pools: {item.strip()!r} costs nothing, so that no number of replicas is the cheapest; give a price, such as"
+                " 0.01"
+            )
         if any(other.name == pool.name for other in pools):
             raise ServingModelError(f"--pools: {pool.name} is named twice")
         pools.append(pool)
@@ -83,8 +94,12 @@ def parse_slo(text: str) -> Slo:
         ServingModelError: another key, or a value that is no SLO.
     """
     values = {"ttft": Slo().ttft_s, "tpot": Slo().tpot_s, "percentile": Slo().percentile}
+    seen: set[str] = set()
     for item in text.split(","):
         key, _, value = item.strip().partition("=")
+        if key in seen:
+            raise ServingModelError(f"--slo: {key} is given twice; give it once")
+        seen.add(key)
         if key not in values:
             raise ServingModelError(
                 f"--slo: {item.strip()!r} is not ttft=, tpot= or percentile= with a number"

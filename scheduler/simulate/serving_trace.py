@@ -7,26 +7,32 @@ never its output length before the end: buckets are ranges of prompt lengths, ea
 from __future__ import annotations
 
 import ast
-import csv
 import json
 import math
 import random
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from ..autoscale.step_model import Bucket
 from ..errors import TraceError
+from .csv_rows import cells_of, fault, named_rows
 
 EDGES = (64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)
 """Upper ends of the prompt buckets; the last bucket is open."""
 DAY_S, WINDOW_S = 86_400, 600
+MOST_DAYS = 31
+"""Of a load on a fleet."""
 CV_RANGE = (0.5, 3.0)
 """ServeGen's windows name coefficients of variation in the hundreds; they are clamped to this."""
 COPY_JITTER_S = 5.0
+MOST_TOKENS = 10_000_000
+"""Of a prompt or an output; more than any model takes, and what the arrays of a trace hold."""
+MOST_REQUESTS = 50_000_000
+"""Of a trace: their times and lengths take 16 bytes each, and their making takes more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,14 @@ class ServingTrace:
 
     def __len__(self) -> int:
         return len(self.arrivals_s)
+
+    def refuse_long(self) -> None:
+        """Raises TraceError where a fleet would be simulated, second by second, for more than `MOST_DAYS`."""
+        if self.duration_s > MOST_DAYS * DAY_S:
+            raise TraceError(
+                f"{self.name}: its requests lie {self.duration_s / DAY_S:.4g} days apart, of at most {MOST_DAYS}; arrival_s is in"
+                " seconds; take the first part with --hours"
+            )
 
     def until(self, seconds: float) -> ServingTrace:
         """Its first part."""
@@ -82,8 +96,8 @@ class Buckets:
         return bisect_right(self.edges, prompt - 1)
 
 
-def _trace(name: str, rows: Iterable[tuple[float, int, int]], duration_s: float) -> ServingTrace:
-    ordered = sorted(rows)
+def _trace(name: str, requests: Iterable[tuple[float, int, int]], duration_s: float) -> ServingTrace:
+    ordered = sorted(requests)
     if not ordered:
         raise TraceError(f"{name}: there is no request in it")
     return ServingTrace(
@@ -100,43 +114,46 @@ def requests_csv(path: Path, scale: float = 1.0, seed: int = 0) -> ServingTrace:
 
     With `scale`, each request stands for so many, each up to `COPY_JITTER_S` away from it: minutes keep their
     pattern, and single requests do not arrive as a block."""
-    rows: list[tuple[float, int, int]] = []
-    with path.open() as file:
-        for number, row in enumerate(csv.DictReader(file)):
-            try:
-                if "TIMESTAMP" in row:
-                    at = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
-                    rows.append((at, int(row["ContextTokens"]), int(row["GeneratedTokens"])))
-                else:
-                    rows.append(
-                        (float(row["arrival_s"]), int(row["prompt_tokens"]), int(row["output_tokens"]))
-                    )
-            except (KeyError, TypeError, ValueError) as error:
-                raise TraceError(
-                    f"{path}:{number + 2}: this line is no request ({_fault(error)}); the columns are arrival_s, prompt_tokens,"
-                    " output_tokens, or Azure's TIMESTAMP, ContextTokens, GeneratedTokens"
-                ) from error
-            if not math.isfinite(rows[-1][0]) or min(rows[-1][1:]) < 0:
-                raise TraceError(f"{path}:{number + 2}: a time or a length is negative or not a number")
-    if not rows:
+    found = [_request(path, line, row) for line, row in named_rows(path)]
+    if not found:
         raise TraceError(f"{path}: there is no request in it")
-    first = min(row[0] for row in rows)
-    moved = [(at - first, prompt, output) for at, prompt, output in rows]
+    if len(found) * scale > MOST_REQUESTS:
+        raise TraceError(
+            f"{path}: {len(found)} requests, {scale:g} times, are more than {MOST_REQUESTS}; scale by less"
+        )
+    first = min(row[0] for row in found)
+    moved = [(at - first, prompt, output) for at, prompt, output in found]
     duration_s = max(row[0] for row in moved) + 1
     return _trace(path.stem, _scaled(moved, scale, duration_s, random.Random(seed)), duration_s)
 
 
-def _fault(error: Exception) -> str:
-    return f"column {error} is missing" if isinstance(error, KeyError) else str(error)
+def _request(path: Path, line: int, row: Mapping[str, str]) -> tuple[float, int, int]:
+    """Time, prompt and output tokens."""
+    try:
+        if "TIMESTAMP" in row:
+            at = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
+            request = at, int(row["ContextTokens"]), int(row["GeneratedTokens"])
+        else:
+            request = float(row["arrival_s"]), int(row["prompt_tokens"]), int(row["output_tokens"])
+    except (KeyError, OverflowError, ValueError) as error:
+        raise TraceError(
+            f"{path}:{line}: this line is no request ({fault(error)}); the columns are arrival_s, prompt_tokens,"
+            " output_tokens, or Azure's TIMESTAMP, ContextTokens, GeneratedTokens"
+        ) from error
+    if not math.isfinite(request[0]):
+        raise TraceError(f"{path}:{line}: the time {request[0]:g} is no finite number")
+    if not all(0 <= tokens <= MOST_TOKENS for tokens in request[1:]):
+        raise TraceError(f"{path}:{line}: a length is not between 0 and {MOST_TOKENS} tokens")
+    return request
 
 
 def _scaled(
-    rows: Sequence[tuple[float, int, int]], scale: float, duration_s: float, rng: random.Random
+    requests: Sequence[tuple[float, int, int]], scale: float, duration_s: float, rng: random.Random
 ) -> list[tuple[float, int, int]]:
     if scale == 1:
-        return list(rows)
+        return list(requests)
     made: list[tuple[float, int, int]] = []
-    for at, prompt, output in rows:
+    for at, prompt, output in requests:
         copies = int(scale) + (rng.random() < scale - int(scale))
         for _ in range(copies):
             moved = at + rng.uniform(-COPY_JITTER_S, COPY_JITTER_S)
@@ -148,12 +165,12 @@ def steps(
     rates: Sequence[float], each_s: float, lengths: Sequence[tuple[int, int]], seed: int = 0
 ) -> ServingTrace:
     """Poisson arrivals at one rate after the other, with lengths drawn from a list."""
-    rng, rows = random.Random(seed), []
+    rng, requests = random.Random(seed), []
     for number, rate in enumerate(rates):
         at = 0.0
         while rate > 0 and (at := at + rng.expovariate(rate)) < each_s:
-            rows.append((number * each_s + at, *rng.choice(lengths)))
-    return _trace("steps", rows, each_s * len(rates))
+            requests.append((number * each_s + at, *rng.choice(lengths)))
+    return _trace("steps", requests, each_s * len(rates))
 
 
 def servegen(folder: Path, day: int, peak_rps: float, seed: int = 0) -> ServingTrace:
@@ -175,7 +192,7 @@ def servegen(folder: Path, day: int, peak_rps: float, seed: int = 0) -> ServingT
         last = max(max(client[1]) for client in clients) // DAY_S + 1
         raise TraceError(f"{folder}: day {day} is not in it; it has days 1 to {last}")
     scale = peak_rps / max(total.values())
-    rng, rows = random.Random(seed), []
+    rng, requests = random.Random(seed), []
     without = 0
     for name, rates in clients:
         if name in names:
@@ -184,8 +201,8 @@ def servegen(folder: Path, day: int, peak_rps: float, seed: int = 0) -> ServingT
             table, without = tables[without % len(tables)], without + 1
         for at in windows:
             rate, cv = rates.get(at, (0.0, 1.0))
-            rows += _window(rng, at - begin, rate * scale, cv, table, at)
-    found = _trace(f"{folder.name} day {day}", rows, DAY_S)
+            requests += _window(rng, at - begin, rate * scale, cv, table, at)
+    found = _trace(f"{folder.name} day {day}", requests, DAY_S)
     before = sorted({at for client in clients for at in client[1] if begin - 7 * DAY_S <= at < begin})
     earlier = tuple(
         (float(at - begin), scale * sum(client[1].get(at, (0.0, 1.0))[0] for client in clients))
@@ -197,13 +214,14 @@ def servegen(folder: Path, day: int, peak_rps: float, seed: int = 0) -> ServingT
 def _client(path: Path) -> tuple[str, dict[int, tuple[float, float]]]:
     """Name, and window start -> (requests per second, coefficient of variation)."""
     rates: dict[int, tuple[float, float]] = {}
-    with path.open() as file:
-        for number, row in enumerate(csv.reader(file)):
-            try:
-                rate, cv = float(row[1]), float(row[2] or 1)
-                rates[int(float(row[0]))] = (rate if rate > 0 else 0.0, cv if math.isfinite(cv) else 1.0)
-            except (IndexError, ValueError) as error:
-                raise TraceError(f"{path}:{number + 1}: not a window of ServeGen: {error}") from error
+    for line, row in cells_of(path):
+        try:
+            rate, cv = float(row[1]), float(row[2] or 1)
+            rates[int(float(row[0]))] = (rate if rate > 0 else 0.0, cv if math.isfinite(cv) else 1.0)
+        except (IndexError, OverflowError, ValueError) as error:
+            raise TraceError(f"{path}:{line}: not a window of ServeGen: {error}") from error
+        if math.isinf(rate):
+            raise TraceError(f"{path}:{line}: not a window of ServeGen: its rate is not finite")
     return path.name.removesuffix("-trace.csv"), rates
 
 
@@ -212,14 +230,15 @@ _Table = dict[int, tuple[tuple[list[int], list[float]], tuple[list[int], list[fl
 
 
 def _lengths(path: Path) -> _Table:
-    with path.open() as file:
-        data = json.load(file)
     table: _Table = {}
-    for start, row in data.items():
-        prompts = ast.literal_eval(str(row["input_tokens"]))
-        outputs = ast.literal_eval(str(row["output_tokens"]))
-        if prompts and outputs:
-            table[int(float(start))] = (_cumulative(prompts), _cumulative(outputs))
+    try:
+        for start, row in json.loads(path.read_text(encoding="utf-8-sig")).items():
+            prompts = ast.literal_eval(str(row["input_tokens"]))
+            outputs = ast.literal_eval(str(row["output_tokens"]))
+            if prompts and outputs:
+                table[int(float(start))] = (_cumulative(prompts), _cumulative(outputs))
+    except (AttributeError, KeyError, RecursionError, SyntaxError, TypeError, ValueError) as error:
+        raise TraceError(f"{path} has no lengths of ServeGen: {fault(error)}") from error
     if not table:
         raise TraceError(f"{path}: there are no lengths in it")
     return table

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import SchedulerError
+from .options import FiniteRange
 from .serving_command import (
     failure_options,
     load_options,
@@ -51,14 +52,14 @@ Examples:
 )
 @click.option(
     "--begin",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=0.0,
     show_default=True,
     help="Hours of the jobs' trace to skip.",
 )
 @click.option(
     "--backlog",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=0.0,
     show_default=True,
     help="Jobs of so many hours before that wait from the beginning.",
@@ -74,11 +75,14 @@ Examples:
     help="Of the service's fleet; repeat to compare. static is a fixed split of the cluster. Default: busbar and static.",
 )
 @click.option(
-    "--start", default=60.0, show_default=True, help="Seconds from a place to a replica that serves."
+    "--start",
+    default=60.0,
+    show_default=True,
+    help="Seconds from a place to a replica that serves.",
 )
 @click.option(
     "--give",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=10.0,
     show_default=True,
     help="Seconds until training that gives way has freed its accelerators.",

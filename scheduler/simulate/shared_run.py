@@ -148,7 +148,9 @@ def share(
     Raises:
         ServingModelError: bad numbers, or no pool holds the model or meets the SLO, or the static fleet needs more than the
             service may have.
+        TraceError: the load lasts too long.
     """
+    trace.refuse_long()
     buckets = Buckets.of(trace)
     models, _ = step_models(question.pools, question.shape)
     columns = columns_of(question.pools, models, buckets, question.slo)

@@ -51,6 +51,18 @@ class TraceJob:
     phases: tuple[Phase, ...] = ()
     """In order of their beginnings; before the first one `workload_class` and `measured` hold."""
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a job that no simulation could end."""
+        for what, value in (("arrival", self.arrival_s), ("deadline", self.deadline_s or 0.0)):
+            if not math.isfinite(value):
+                raise ValueError(f"its {what} is {value:g} s; give a finite number")
+        if not (math.isfinite(self.work) and self.work > 0):
+            raise ValueError(f"its work is {self.work:g}; give a finite number above 0")
+        if self.pods < 1 or self.per_pod_m < 1:
+            raise ValueError("it asks for no accelerator; give 1 or more")
+        if not any(speed > 0 for speed in self.speeds.values()):
+            raise ValueError("it makes no progress on any accelerator; give it a speed above 0 on one")
+
     def phase(self, done: float) -> Phase | None:
         """The phase after so much work; None: none has begun yet."""
         return next((one for one in reversed(self.phases) if done >= one.from_work), None)
@@ -118,6 +130,13 @@ class TraceCluster:
 
     def per_node(self, accelerator: str) -> int:
         return self.accelerators_per_node.get(accelerator, 1)
+
+    def holds(self, job: TraceJob) -> bool:
+        """Whether the job, at its smallest, fits the empty nodes of a type on which it makes progress."""
+        return any(
+            speed > 0 and self.nodes.get(kind, 0) * (1000 * self.per_node(kind) // job.per_pod_m) >= job.pods
+            for kind, speed in job.speeds.items()
+        )
 
     def capacity(self) -> dict[str, int]:
         """Accelerators per type."""

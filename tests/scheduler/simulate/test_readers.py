@@ -92,7 +92,10 @@ def test_openb_pods_keep_their_share_their_types_and_their_length() -> None:
 
 
 def test_a_pod_for_a_type_that_the_cluster_lacks_is_named() -> None:
-    with pytest.raises(TraceError, match=r"pods\.csv:14: pod openb-pod-0133 runs on T4 only, .* has G2; add"):
+    with pytest.raises(
+        TraceError,
+        match=r"pods\.csv:14: not an openb pod: pod openb-pod-0133 runs on T4 only, .* has G2; add",
+    ):
         openb(PODS, ["G2"])
 
 

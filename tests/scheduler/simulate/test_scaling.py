@@ -87,7 +87,9 @@ def test_a_broken_line_of_a_trace_is_named(tmp_path: Path, line: str) -> None:
     if line == "x,1,2,bert,3,384,1,4":
         assert elasticflow(path, {"t4": POLLUX}, {"t4": 4}).jobs[-1].work == 2
         return
-    with pytest.raises(TraceError, match=r"trace\.csv:8: not a job of ElasticFlow"):
+    with pytest.raises(
+        TraceError, match=r"trace\.csv:8: (not a job of ElasticFlow|2 values under 8 columns)"
+    ):
         elasticflow(path, {"t4": POLLUX}, {"t4": 4})
 
 

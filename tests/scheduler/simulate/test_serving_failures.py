@@ -359,7 +359,7 @@ def test_what_is_missing_for_one_node_more_is_said() -> None:
         ("1,L4,0,50", "no pool 'L4'; there are A100, H100"),
         ("1,A100,2,50", "nodes 0 to 1, not 2"),
         ("1,A100,one,50", "this line is no outage"),
-        ("1,A100", "this line is no outage"),
+        ("1,A100", "2 values under 4 columns"),
         ("", "no outage in it"),
     ],
 )

@@ -1,0 +1,48 @@
+"""Rows of CSV files as people have them: also with a byte order mark and Windows line ends."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import TraceError
+
+
+def named_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """(line, row) of a file whose first line names the columns.
+
+    Raises:
+        TraceError: the file is no text in UTF-8, names a column twice, or has a row of another length.
+    """
+    names: list[str] | None = None
+    for line, cells in cells_of(path):
+        if names is None:
+            names = cells
+            twice = [name for name, count in Counter(names).items() if count > 1 and name]
+            if twice:
+                raise TraceError(f"{path}:{line}: the column {twice[0]!r} is there twice; take one out")
+            continue
+        if len(cells) != len(names):
+            raise TraceError(
+                f"{path}:{line}: {len(cells)} values under {len(names)} columns; complete the line or take it out"
+            )
+        yield line, dict(zip(names, cells, strict=True))
+
+
+def cells_of(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of all lines that are not empty. Raises TraceError if the file is no text in UTF-8."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=delimiter)
+        try:
+            for cells in reader:
+                if cells:
+                    yield reader.line_num, cells
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise TraceError(f"{path}: line {reader.line_num + 1} is no CSV in UTF-8: {error}") from error
+
+
+def fault(error: Exception) -> str:
+    """What is wrong with a row, for people."""
+    return f"column {error} is missing" if isinstance(error, KeyError) else str(error)
