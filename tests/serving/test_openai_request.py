@@ -40,7 +40,7 @@ COMPLETION_ROWS: list[tuple[str, list[Any], list[Any]]] = [
     ("frequency_penalty", [-2.1, 2.1, "x"], [-2, 0, 2]),
     (
         "logit_bias",
-        [[], {"a": 1}, {"1": "x"}, {"1": True}, {"²": 1}],
+        [[], {"a": 1}, {"1": "x"}, {"1": True}, {"²": 1}, {"1": float("nan")}],
         [{}, {"1": -100}, {"5": 2.5}, {"1": 10**400}],
     ),
     (
@@ -53,6 +53,7 @@ COMPLETION_ROWS: list[tuple[str, list[Any], list[Any]]] = [
         ["x", {"x": 1}, [""], [3], ["a", None], ["x" * 257], ["\ud800"], ["x"] * 301],
         [[], ["x"], ["a b", " ", "\n"], ["x" * 256], ["x"] * 300, None],
     ),
+    ("cache_salt", [1, "x" * 257, "\ud800"], ["", "x" * 256, "ü"]),
     ("logprobs", [-1, 21, True, "x"], [0, 5, 20, None]),
     ("prompt_logprobs", [-1, 21, True, "x", 1.5], [0, 5, 20, None]),
     ("priority", [1.5, "high", True, 1_000_001, -1_000_001], [0, -5, 1_000_000, None]),

@@ -18,6 +18,7 @@ from tests.serving.models import VOCAB
 from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.fairness import Owner
 from busbar.workloads.serving.loader import Loaded
+from busbar.workloads.serving.prefix import salt_of
 from busbar.workloads.serving.sampling import SamplingParams, TokenLogprob
 
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4
@@ -133,6 +134,11 @@ def test_preempted_cancelled_and_resumed_requests_get_the_tokens_of_an_engine_wi
         assert got == tokens_of(expected)[ask.had : ask.had + len(got)]
         assert logprobs_of(found[index]) == logprobs_of(expected)[ask.had : ask.had + len(got)]
         assert index in cancelled or ask.had + len(got) == ask.count
+
+
+def test_any_text_is_a_salt_also_half_of_a_surrogate_pair() -> None:
+    """What fails here would fail in the engine's thread, and end it for all requests."""
+    assert len({salt_of(*parts) for parts in ((), ("",), ("\ud800",), ("\udcff",), ("a", "b"), ("ab",))}) == 6
 
 
 def test_the_property_above_meets_hits_and_preemptions(small: Loaded) -> None:

@@ -231,8 +231,10 @@ def _prompt_logprobs(fields: Mapping[str, Any], stream: bool) -> int | None:
 
 def parse_salt(fields: Mapping[str, Any]) -> str:
     salt = fields.get("cache_salt", "")
-    if not isinstance(salt, str) or len(salt) > 256:
-        raise BadRequest("cache_salt must be a text of up to 256 characters", param="cache_salt")
+    if not isinstance(salt, str) or len(salt) > 256 or not is_unicode(salt):
+        raise BadRequest(
+            "cache_salt must be a text of up to 256 characters of valid Unicode", param="cache_salt"
+        )
     return salt
 
 
@@ -277,7 +279,7 @@ def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     for token, bias in value.items():
         # One spelling per token ("007" and "7" would be two biases on one), and "²" is a digit but no number.
         known = re.fullmatch(r"0|[1-9][0-9]{0,9}", str(token), re.ASCII)
-        if not known or isinstance(bias, bool) or not isinstance(bias, int | float):
+        if not known or isinstance(bias, bool) or not isinstance(bias, int | float) or bias != bias:
             raise BadRequest(
                 f"logit_bias: {shown(token)}: {shown(bias)} is not a token id and a number",
                 param="logit_bias",

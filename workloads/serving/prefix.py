@@ -15,7 +15,7 @@ def salt_of(*parts: str) -> bytes:
     """The name before a sequence's first block; parts are kept apart whatever they hold."""
     whole = blake2b(digest_size=16)
     for part in parts:
-        data = part.encode()
+        data = part.encode(errors="surrogatepass")
         whole.update(len(data).to_bytes(8, "little") + data)
     return whole.digest()
 
