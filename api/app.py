@@ -105,6 +105,7 @@ def _finish(app: FastAPI, services: Services) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(SQLAlchemyError, _on_database_error)
+    app.add_exception_handler(RecursionError, _on_deep_nesting)
     app.add_exception_handler(Exception, _on_defect)
     app.add_middleware(SecurityMiddleware)
     return app
@@ -157,6 +158,10 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
     return response
+
+
+async def _on_deep_nesting(request: Request, error: Exception) -> Response:
+    return answer(request, BadRequest("the body is nested too deeply"))
 
 
 async def _on_defect(request: Request, error: Exception) -> Response:

@@ -252,6 +252,8 @@ async def _tell_errors(request: web.Request, handler: Handler) -> web.StreamResp
         return _answer(plain, status=error.status)
     except ConnectionResetError:
         return web.Response(status=499)  # the client left; nobody reads this
+    except RecursionError:
+        return _answer(BadRequest("The body is nested too deeply."))
     except Exception:
         log.exception("unexpected", extra={"requestId": request.get(_ID)})
         return _answer(ClientError("Something went wrong in the gateway. Try again."))

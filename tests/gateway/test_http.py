@@ -52,6 +52,20 @@ async def test_two_own_services_with_one_model_id_must_be_named_in_full(house: H
     assert (await house.ask("team-a/y"))[0] == 200
 
 
+async def test_a_body_that_is_nested_too_deeply_is_refused_whoever_notices_it(house: House) -> None:
+    engine = await house.engine()
+    await house.publish(route("m", engine))
+    session = house.session
+    assert session is not None
+    for depth in (100, *range(900, 1001, 10), *range(980, 1000)):
+        nested = "[" * depth + "]" * depth
+        text = f'{{"model": "m", "prompt": "a", "messages": {nested}}}'
+        headers = {"Authorization": f"Bearer {KEY_A}"}
+        async with session.post(f"{house.public}/v1/completions", data=text, headers=headers) as response:
+            assert response.status in ((200,) if depth == 100 else (200, 400)), depth
+    assert response.status == 400
+
+
 TOOL = {
     "type": "function",
     "function": {

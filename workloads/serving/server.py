@@ -383,8 +383,10 @@ class Server:
             return await handler(request)
         except (RequestError, web.HTTPException) as error:
             return refusal(error, request, self.settings.max_body_bytes)
-        except Exception:
+        except Exception as error:
             if request.get(STREAMING):
                 raise  # the answer has begun, so the connection is cut to show the failure
+            if isinstance(error, RecursionError):
+                return answer_to(BadRequest("the body is nested too deeply"))
             log.exception("a handler failed")
             return answer_to(EngineFailed("the server failed on this request; its log says why"))
