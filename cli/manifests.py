@@ -21,16 +21,16 @@ def read(files: Iterable[str]) -> list[Document]:
 
 
 def _documents(file: str) -> list[Document]:
-    import yaml
+    from busbar.kube.documents import DocumentError, documents_of_yaml
 
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageProblem(f"{file}: {getattr(error, 'strerror', None) or error}") from error
     try:
-        found = [document for document in yaml.safe_load_all(text) if document is not None]
-    except yaml.YAMLError as error:
-        raise UsageProblem(f"{file} is not YAML: {error}") from error
+        found = documents_of_yaml(text)
+    except DocumentError as error:
+        raise UsageProblem(f"{file} is not YAML of objects: {error}") from error
     documents: list[Document] = []
     for document in found:
         items = (

@@ -1,6 +1,5 @@
 """Makes the object that a filled submit form describes. Pure; the API server checks what the fields mean."""
 
-import json
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -11,6 +10,7 @@ import yaml
 from busbar.api.errors import Invalid
 from busbar.api.kubernetes.client import Object
 from busbar.api.objects.objects import KINDS, check_unicode
+from busbar.kube.documents import DocumentError, documents_of_yaml
 from busbar.kube.resources import MODEL_SERVICES, TRAINING_JOBS, Resource
 
 FORMS = ("train", "tune", "image", "serve", "yaml")
@@ -59,27 +59,6 @@ def draft(form: str, fields: Fields) -> tuple[Resource, Object]:
     return TRAINING_JOBS, _object(TRAINING_JOBS, fields, spec)
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML limited to what JSON can express: dates stay text, as in kubectl, and aliases are refused, so that
-    a short text cannot expand to a huge object."""
-
-    def compose_node(self, parent: Any, index: int) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases (*name) are not taken here; write it out")
-        return super().compose_node(parent, index)
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
-def _plain(document: Any) -> Any:
-    """The document with text as keys; raises ValueError or TypeError for what JSON cannot say."""
-    return json.loads(json.dumps(document, allow_nan=False))
-
-
 def parse(text: str) -> tuple[Resource, Object]:
     """One object of ours as YAML or JSON.
 
@@ -90,8 +69,8 @@ def parse(text: str) -> tuple[Resource, Object]:
     if len(text) > MAX_YAML_CHARS:
         raise Invalid(f"the YAML is longer than {MAX_YAML_CHARS} characters", field="yaml")
     try:
-        documents = [_plain(d) for d in yaml.load_all(text, _Loader) if d is not None]
-    except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
+        documents = documents_of_yaml(text, aliases=False)
+    except DocumentError as error:
         raise Invalid(f"this is not YAML that stands for JSON: {error}", field="yaml") from error
     if len(documents) != 1 or not isinstance(documents[0], dict):
         raise Invalid("write exactly one object here", field="yaml")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from fastapi.responses import Response
 from busbar.api.errors import BadRequest
 from busbar.api.kubernetes.client import Object
 from busbar.api.objects.objects import check_unicode
+from busbar.kube.documents import DocumentError, value_of_json
 from busbar.kube.types.meta import Resource
 
 
@@ -22,8 +22,8 @@ async def read_object(request: Request) -> Object:
         BadRequest: it is not JSON, not an object, or holds text that is not Unicode.
     """
     try:
-        body = json.loads(await request.body())
-    except (ValueError, RecursionError) as error:
+        body = value_of_json(await request.body())
+    except DocumentError as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")

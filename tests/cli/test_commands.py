@@ -60,6 +60,9 @@ async def test_a_file_that_is_absent_or_not_yaml_is_wrong_use(site: Site) -> Non
     done = await site.busbar("apply", "-f", "-", stdin="a: [")
     assert done.code == 2
     assert "not YAML" in done.err
+    done = await site.busbar("apply", "-f", "-", stdin="kind: TrainingJob\nspec: {a: 1}\nspec: {b: 2}\n")
+    assert done.code == 2
+    assert "'spec' is there twice in one object; name it once" in done.err
 
 
 async def test_the_namespace_of_the_file_and_of_the_option_must_agree(site: Site) -> None:

@@ -138,11 +138,11 @@ def _joined(found: Iterable[Run]) -> Run:
 
 def read_manifest(path: Path) -> Any:
     """The TrainingJob in a YAML file of one or more documents. Raises InvalidJob."""
-    import yaml
+    from busbar.kube.documents import DocumentError, documents_of_yaml
 
     try:
-        documents = [document for document in yaml.safe_load_all(path.read_text()) if document]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as problem:
+        documents = documents_of_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, DocumentError) as problem:
         raise InvalidJob(str(path), f"cannot be read: {problem}", "give a YAML file") from problem
     jobs = [item for item in documents if isinstance(item, dict) and item.get("kind") == "TrainingJob"]
     if len(jobs) != 1:

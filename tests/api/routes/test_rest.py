@@ -53,6 +53,32 @@ async def test_an_object_of_another_version_is_left_out_of_lists_and_can_be_dele
     assert (await alice.delete(f"{at}/odd")).status_code == 204
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"kind": "TrainingJob", "kind": "ModelService"}', "'kind' is there twice in one object"),
+        ('{"spec": {"priority": NaN}}', "NaN is no number of JSON"),
+        ('{"spec": {"priority": 1e999}}', "1e999 is no number of JSON"),
+        ('{"spec": ' + "[" * 5000 + "]" * 5000 + "}", "nested too deeply"),
+    ],
+)
+async def test_a_body_that_would_lose_a_value_is_refused(world: World, text: str, says: str) -> None:
+    alice = await world.as_("alice")
+    for path in ("trainingjobs", "preview"):
+        answer = await alice.post(f"{BASE}/namespaces/ada-lab/{path}", content=text)
+        assert answer.status_code == 400
+        assert says in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("depth", [100, 900, *range(960, 1000, 2)])
+async def test_nesting_is_a_mistake_of_the_client_at_any_depth(world: World, depth: int) -> None:
+    alice = await world.as_("alice")
+    text = json.dumps({**JOB, "metadata": {"name": "x", "annotations": {"a": "NESTED"}}})
+    text = text.replace('"NESTED"', "[" * depth + "]" * depth)
+    answer = await alice.post(f"{BASE}/namespaces/ada-lab/preview", content=text)
+    assert 400 <= answer.status_code < 500, answer.text
+
+
 @pytest.mark.parametrize("metadata", ["x", ["name"], 5, [], [["labels"]]])
 async def test_metadata_that_is_no_object_is_refused_with_its_field(world: World, metadata: Any) -> None:
     alice = await world.as_("alice")
