@@ -180,6 +180,8 @@ def test_the_longest_sequence_fits_and_one_token_more_does_not(tmp_path: Path) -
     [
         (["--gpu", "X9"], "--gpu: X9 is not known"),
         (["--hbm", "lots"], "--hbm: lots"),
+        (["--disk", "0"], "--disk: 0 is nothing"),
+        (["--host", "0Gi"], "--host: 0Gi is nothing"),
         (["--pods", "99"], "not enough for 99 processes"),
         (["--network", "fast"], "--network: fast is no rate"),
         (["--network", "0Gbit"], "--network: 0Gbit moves nothing"),

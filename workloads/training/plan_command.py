@@ -497,9 +497,12 @@ def _bytes(option: str, text: str) -> int:
     from busbar.workloads.training.errors import InvalidJob
 
     try:
-        return to_bytes(text)
+        size = to_bytes(text)
     except ValueError as problem:
         raise InvalidJob(option, f"{text} is no quantity", "write it as 139Gi") from problem
+    if size < 1:
+        raise InvalidJob(option, f"{text} is nothing", "write an amount such as 139Gi, or leave it out")
+    return size
 
 
 def _shape(spec: EngineSpec, claims: Path) -> tuple[ModelShape, int | None]:
