@@ -194,6 +194,12 @@ def test_the_command_reads_what_an_engine_reports(tmp_path: Path) -> None:
         (("--times", "-1,0,0,1", "--rate", "1"), 2, "write four numbers"),
         (("--engine", "/no/such", "--rate", "1"), 1, "cannot be read as an engine's status"),
         ((*STATED, "--rate", "1", "--prompt-tokens", "70000"), 1, "could never run"),
+        ((*STATED, "--rate", "1", "--prompt-tokens", "999999999"), 1, "do not fit the KV cache of 65536"),
+        ((*STATED, "--rate", "1", "--kv-tokens", "999999999"), 2, "--kv-tokens"),
+        ((*STATED, "--rate", "nan"), 2, "nan is no finite number"),
+        ((*STATED, "--rate", "1", "--tpot", "inf"), 2, "inf is no finite number"),
+        ((*STATED, "--rate", "1", "--scale", "2"), 2, "--scale belongs to --trace; leave it out with --rate"),
+        ((*STATED, "--trace", __file__, "--output-tokens", "2"), 2, "--output-tokens belongs to --rate"),
     ],
 )
 def test_wrong_use_is_said(words: tuple[str, ...], code: int, says: str) -> None:

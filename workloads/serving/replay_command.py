@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from busbar.scheduler.simulate.options import FiniteRange
+
 if TYPE_CHECKING:
     from busbar.workloads.serving.replay import Seen, StepTimes
 
 PERCENTS = (50, 90, 99)
 DEFAULT_KV_TOKENS = 65_536
+MOST_KV_TOKENS = 100_000_000
+MOST_PROMPT_TOKENS = 1_000_000_000
+"""Of all requests: the tokens of a prompt are made one by one."""
+OF_TRACE, OF_RATE = ("scale",), ("requests", "prompt_tokens", "output_tokens")
+"""Options that only one of the two loads reads."""
 Rows = list[tuple[float, int, int]]
 
 
@@ -46,13 +53,13 @@ engine's own scheduler in simulated time, so a day takes minutes and needs no ac
 )
 @click.option(
     "--scale",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
     help="So many times the trace's requests.",
 )
 @click.option(
-    "--rate", type=click.FloatRange(min=0, min_open=True), help="Or: requests per second at random times."
+    "--rate", type=FiniteRange(min=0, min_open=True), help="Or: requests per second at random times."
 )
 @click.option(
     "--requests", type=click.IntRange(1), default=1000, show_default=True, help="With --rate: so many."
@@ -66,10 +73,10 @@ engine's own scheduler in simulated time, so a day takes minutes and needs no ac
     show_default=True,
     help="Tokens that all prompts begin with.",
 )
+@click.option("--tpot", type=FiniteRange(min=0, min_open=True), help="Promised seconds per token (spec.slo).")
 @click.option(
-    "--tpot", type=click.FloatRange(min=0, min_open=True), help="Promised seconds per token (spec.slo)."
+    "--kv-tokens", type=click.IntRange(64, MOST_KV_TOKENS), help="Of the KV cache [default: the engine's]."
 )
-@click.option("--kv-tokens", type=click.IntRange(64), help="Of the KV cache [default: the engine's].")
 @click.option(
     "--max-running", type=click.IntRange(1), default=64, show_default=True, help="As the engine's flag."
 )
@@ -103,11 +110,13 @@ def simulate_serving(
         raise click.UsageError("Which engine? Say one of --engine and --times.")
     if (trace is None) == (rate is None):
         raise click.UsageError("Which load? Say one of --trace and --rate.")
+    _refuse_unread(*(OF_RATE, "--trace") if rate is None else (OF_TRACE, "--rate"))
     step_times, kv_tokens, block = (
         _measured(engine) if engine is not None else (_stated(times or ""), None, 64)
     )
     rows = _random(rate, asked) if rate is not None else _from(trace or Path(), asked)
     blocks = (asked["kv_tokens"] or kv_tokens or DEFAULT_KV_TOKENS) // block
+    _refuse_large(rows, blocks * block)
     limits = StepLimits(
         block, asked["max_batched_tokens"], asked["max_running"], prefix_cache=asked["prefix_cache"]
     )
@@ -119,6 +128,33 @@ def simulate_serving(
             raise click.ClickException(f"a request could never run: {error}") from error
     document = _document(seen, made.scheduler.preemption_count) | {"kvTokens": blocks * block}
     click.echo(json.dumps(document, indent=2) if output == "json" else _table(document))
+
+
+def _refuse_unread(names: tuple[str, ...], load: str) -> None:
+    """Raises click.UsageError for an option that was given and that this load does not read."""
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            other = "--rate" if load == "--trace" else "--trace"
+            raise click.UsageError(f"--{name.replace('_', '-')} belongs to {other}; leave it out with {load}")
+
+
+def _refuse_large(rows: Rows, kv_tokens: int) -> None:
+    """Raises click.ClickException for a KV cache or a load that no engine could have."""
+    if kv_tokens > MOST_KV_TOKENS:
+        raise click.ClickException(
+            f"the engine says that its KV cache holds {kv_tokens} tokens, which are more than {MOST_KV_TOKENS}; say --kv-tokens"
+        )
+    at_s, prompt, output = max(rows, key=lambda row: row[1] + row[2])
+    if prompt + output > kv_tokens:
+        raise click.ClickException(
+            f"the request at {at_s:g} s could never run: its {prompt} + {output} tokens do not fit the KV cache of {kv_tokens}; say"
+            " --kv-tokens, or take it out"
+        )
+    if sum(row[1] for row in rows) > MOST_PROMPT_TOKENS:
+        raise click.ClickException(
+            f"the {len(rows)} prompts have more than {MOST_PROMPT_TOKENS} tokens together; replay fewer requests"
+        )
 
 
 def _stated(text: str) -> StepTimes:
