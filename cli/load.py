@@ -92,7 +92,7 @@ def load_of_file(path: Path, count: int | None, speed: float) -> Load:
     """Requests of a CSV with arrival_s, prompt_tokens and output_tokens, so many times as fast. Raises UsageProblem."""
     rows: list[tuple[float, int, int]] = []
     try:
-        with path.open(newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             for number, row in enumerate(csv.DictReader(file)):
                 rows.append(_read(path, number, row))
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -101,6 +101,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # The reader closed the pipe (`busbar list | head`); Python must not try to flush to it at exit.
         sys.stdout = None
         return 0
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        click.echo(f"Error: {where}{error.strerror or error}", err=True)
+        return 1
     return code if isinstance(code, int) else 0
 
 

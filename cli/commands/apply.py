@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from busbar.cli import manifests
+from busbar.cli.options import FiniteRange
 from busbar.cli.output import emit, output_option
 from busbar.cli.session import Session, connected
 
@@ -36,7 +37,7 @@ Examples:
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     metavar="SECONDS",
     help="With --wait: give up after this long (exit 6).",
 )

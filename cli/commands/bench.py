@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from busbar.cli.errors import BusbarError, Invalid, UsageProblem
+from busbar.cli.options import FiniteRange
 from busbar.cli.output import columns, emit, output_of
 from busbar.cli.session import Session, connected
 
@@ -100,7 +101,7 @@ The key is that of OPENAI_API_KEY, or of `busbar login` where no URL is given. R
 )
 @click.option(
     "--speed",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=1.0,
     help="So many times as fast as the file says.",
 )
@@ -109,7 +110,7 @@ The key is that of OPENAI_API_KEY, or of `busbar login` where no URL is given. R
 )
 @click.option(
     "--duration",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="Send nothing later than so many seconds after a load's begin.",
 )
 @click.option(
@@ -137,7 +138,7 @@ The key is that of OPENAI_API_KEY, or of `busbar login` where no URL is given. R
 @click.option("--seed", default=0, show_default=True, help="The same seed, the same requests.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=600.0,
     show_default=True,
     help="Seconds without any byte after which a request has failed.",

@@ -10,6 +10,7 @@ import click
 
 from busbar.cli.commands.describe import power_words
 from busbar.cli.completions import objects
+from busbar.cli.options import FiniteRange
 from busbar.cli.output import columns, duration, emit, output_option, wire
 from busbar.cli.session import Session, connected
 
@@ -64,7 +65,7 @@ def nodes(session: Session, output: str) -> None:
 @power.command(epilog="\b\nExamples:\n  busbar power watch\n  busbar power watch --every 10 --times 6")
 @click.option(
     "--every",
-    type=click.FloatRange(1, 3600),
+    type=FiniteRange(1, 3600),
     default=2.0,
     show_default=True,
     help="Seconds between two looks.",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from busbar.cli.completions import objects
+from busbar.cli.options import FiniteRange
 from busbar.cli.output import columns, emit, facts, output_option
 from busbar.cli.session import Session, connected
 
@@ -64,7 +65,7 @@ For a service that does not run yet, and for traces of requests: busbar plan-cap
 )
 @click.option(
     "--percentile",
-    type=click.FloatRange(50, 99.99),
+    type=FiniteRange(50, 99.99),
     metavar="PERCENT",
     help="Share of requests that must meet both [default: spec.slo, else 99].",
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from busbar.cli.options import FiniteRange
 from busbar.cli.output import columns, emit, output_option, wire
 from busbar.cli.session import Session, connected
 
@@ -96,7 +97,7 @@ Examples:
 )
 @click.option(
     "--expires-in-days",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="DAYS",
     help="Default: as the server says (90).",
 )
@@ -254,7 +255,7 @@ Examples:
 @click.argument("token_id", metavar="ID")
 @click.option(
     "--overlap-hours",
-    type=click.FloatRange(min=0, max=720),
+    type=FiniteRange(min=0, max=720),
     default=24,
     show_default=True,
     metavar="HOURS",

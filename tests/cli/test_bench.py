@@ -138,6 +138,8 @@ def test_a_file_of_requests_begins_at_once_and_may_run_faster(tmp_path: Path) ->
         (4.0, 40, 5),
     ]
     assert len(load_of_file(path, 2, 1.0).requests) == 2
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert load_of_file(path, None, 2.0).requests == found.requests
 
 
 @pytest.mark.parametrize(

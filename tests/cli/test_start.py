@@ -86,6 +86,19 @@ def test_wrong_use_exits_with_two() -> None:
     assert run_busbar("apply").code == 2
 
 
+def test_a_number_that_is_none_is_wrong_use() -> None:
+    done = run_busbar("apply", "-f", "job.yaml", "--timeout", "nan")
+    assert done.code == 2
+    assert "nan is no finite number" in done.err
+
+
+def test_a_full_disk_under_the_output_is_a_sentence() -> None:
+    code = "import sys; from busbar.cli.main import run; sys.exit(run(['--help']))"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "Error: No space left on device\n")
+
+
 def test_commands_of_other_parts_are_listed_without_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = {
         "up": EntryPoint("up", "nowhere.at_all:up", lazy.GROUP),
