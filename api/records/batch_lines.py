@@ -14,6 +14,7 @@ from typing import Any
 
 from busbar.api.errors import Invalid
 from busbar.kube.contracts.batches import LINE_BYTES
+from busbar.kube.documents import DocumentError, value_of_json
 
 HEAD_CHARS = 1024
 """Lines whose prompts are alike for so long run one after another, so that a replica computes what they share once."""
@@ -57,9 +58,9 @@ def read(line: bytes, endpoint: str) -> Asked:
     if len(line) > LINE_BYTES:
         return Asked(None, problem=f"the line has {len(line):,} bytes; at most {LINE_BYTES:,} are taken")
     try:
-        document = json.loads(line)
-    except (ValueError, RecursionError):
-        return Asked(None, problem="the line is not JSON")
+        document = value_of_json(line)
+    except DocumentError as error:
+        return Asked(None, problem=f"the line is not JSON: {error}")
     if not isinstance(document, dict):
         return Asked(None, problem="the line must be a JSON object")
     custom_id = document.get("custom_id")
@@ -80,7 +81,10 @@ def read(line: bytes, endpoint: str) -> Asked:
         problem = "body.stream must be left out: a batch has no streams"
     if problem or not isinstance(body, dict):
         return Asked(custom_id, problem=problem)
-    return Asked(custom_id, json.dumps(body), head=head_of(body))
+    try:
+        return Asked(custom_id, json.dumps(body), head=head_of(body))
+    except RecursionError:  # it could just be read
+        return Asked(custom_id, problem="the line is nested too deeply")
 
 
 def head_of(body: Mapping[str, Any]) -> str | None:

@@ -139,7 +139,7 @@ async def test_each_line_is_lent_and_answered_once_and_a_bad_one_fails_alone(des
     bad = await desk.read(now.error_file_id)
     assert [row["custom_id"] for row in bad] == [None, "b", "a", "ü"]
     assert [row["error"] and row["error"]["message"] for row in bad] == [
-        "line 2: the line is not JSON",
+        "line 2: the line is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
         None,
         "line 4: custom_id was used by an earlier line",
         f"line 5: url must be {CHAT}, the endpoint of the batch",
@@ -161,12 +161,24 @@ async def test_each_line_is_lent_and_answered_once_and_a_bad_one_fails_alone(des
         (request("a" * 513), "custom_id must be"),
         (request("a", body={"model": "m", "prompt": "x" * LINE_BYTES}), "at most 524,288 are taken"),
         ("[" * 100_000, "not JSON"),
+        ('{"custom_id": "a", "custom_id": "b"}', "'custom_id' is there twice in one object"),
+        ('{"custom_id": NaN}', "NaN is no number"),
     ],
 )
 def test_a_line_that_is_no_request_says_why(line: dict[str, Any] | str, problem: str) -> None:
     found = batch_lines.read(jsonl(line).rstrip(b"\n"), CHAT)
     assert problem in (found.problem or "")
     assert batch_lines.read(json.dumps(request("a")).encode(), CHAT).problem is None
+    marked = b"\xef\xbb\xbf" + json.dumps(request("a")).encode() + b"\r"
+    assert batch_lines.read(marked, CHAT).problem is None
+
+
+@pytest.mark.parametrize("depth", range(940, 1000, 3))
+def test_a_line_that_is_nested_too_deeply_fails_alone(depth: int) -> None:
+    body = f'{{"model": "m", "messages": {"[" * depth}{"]" * depth}}}'
+    line = f'{{"custom_id": "a", "method": "POST", "url": "{CHAT}", "body": {body}}}'
+    found = batch_lines.read(line.encode(), CHAT)
+    assert found.problem is None or "nested too deeply" in found.problem
 
 
 async def test_a_long_file_is_cut_piece_by_piece_wherever_its_parts_end(desk: Desk) -> None:
