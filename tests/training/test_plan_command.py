@@ -193,6 +193,23 @@ def test_bad_options_are_named(options: list[str], said: str, tmp_path: Path) ->
     assert said in ran.output
 
 
+def test_a_model_whose_config_is_not_there_is_told_with_what_to_do(tmp_path: Path) -> None:
+    path = job(tmp_path, model={"uri": "pvc://models/base"})
+    options = ["--claims", str(tmp_path / "claims")]
+    ran = CliRunner().invoke(plan, [str(path), *options])
+    assert ran.exit_code == 2
+    assert (
+        "models/base/config.json: No such file or directory; put the model's config.json there" in ran.output
+    )
+    folder = tmp_path / "claims" / "models" / "base"
+    folder.mkdir(parents=True)
+    for content in ("[1]", "{", "[" * 5000):
+        (folder / "config.json").write_text(content)
+        ran = CliRunner().invoke(plan, [str(path), *options])
+        assert ran.exit_code == 2
+        assert "spec.engine.model.uri: has no size that is known" in ran.output
+
+
 def test_pods_share_the_state(tmp_path: Path) -> None:
     """Everything else is whole on each; what a pod holds is that of the engine's own plan for its rank."""
     path = job(tmp_path)

@@ -517,9 +517,18 @@ def _shape(spec: EngineSpec, claims: Path) -> tuple[ModelShape, int | None]:
             config = {"vocab_size": spec.tokenizer.vocab_size, **spec.model.config}
         else:
             where = "spec.engine.model.uri"
-            config = json.loads((claim_folder(spec.model.uri or "", claims) / "config.json").read_text())
+            path = claim_folder(spec.model.uri or "", claims) / "config.json"
+            config = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(config, dict):
+                raise ValueError(f"{path} is no object")
         shape = ModelShape.from_config(config)
-    except (ValueError, OSError) as problem:
+    except OSError as problem:
+        raise InvalidJob(
+            where,
+            f"the model's size cannot be read: {problem.filename}: {problem.strerror}",
+            f"put the model's config.json there, or name with --claims the folder that stands for the claims (now {claims})",
+        ) from problem
+    except (RecursionError, ValueError) as problem:
         raise InvalidJob(
             where, f"has no size that is known: {problem}", "give a config with these fields"
         ) from problem
