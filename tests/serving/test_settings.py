@@ -12,7 +12,7 @@ from busbar.kube.contracts.workload import ReplicaRole
 from busbar.workloads.serving.errors import SettingsError
 from busbar.workloads.serving.pod import from_environment
 from busbar.workloads.serving.quota import Quota
-from busbar.workloads.serving.settings import AdapterSource, EngineSettings, parse_bytes
+from busbar.workloads.serving.settings import AdapterSource, EngineSettings, ServerSettings, parse_bytes
 
 SPEC = {"model": {"trainingJob": "j"}, "kvCacheMemory": "64Mi", "maxModelLen": 256, "drainSeconds": 12}
 POD = {
@@ -234,6 +234,8 @@ def test_tenants_of_the_spec_have_their_parts_of_the_kv_cache() -> None:
         ["--max-running", "x"],
         ["--max-running", "0"],
         ["--max-waiting", "0"],
+        ["--stall-seconds", "nan"],
+        ["--stall-seconds", "inf"],
         ["word"],
         ["--max-run", "3"],
         ["--kv-dtype", "bfloat16"],
@@ -261,16 +263,33 @@ def test_threads_follow_the_cores_asked_for_within_those_there(
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("1", 1), ("1k", 1000), ("256Mi", 256 * 2**20), ("1.5Gi", 3 * 2**29), (4096, 4096), ("2G", 2 * 10**9)],
+    [
+        ("1", 1),
+        ("1k", 1000),
+        ("1e3", 1000),
+        ("1Pi", 2**50),
+        ("1500m", 2),
+        ("256Mi", 256 * 2**20),
+        ("1.5Gi", 3 * 2**29),
+        (4096, 4096),
+        ("2G", 2 * 10**9),
+    ],
 )
 def test_quantities(text: object, size: int) -> None:
     assert parse_bytes(text, "x") == size
 
 
-@pytest.mark.parametrize("text", ["", "Mi", "-1", "1 Mi", "1KB", "0", "1e3", None])
+@pytest.mark.parametrize("text", ["", "Mi", "-1", "1 Mi", "1KB", "0", "9Ei", "9" * 400, None])
 def test_bad_quantities_are_refused_with_their_place(text: object) -> None:
     with pytest.raises(SettingsError, match="--kv-memory"):
         parse_bytes(text, "--kv-memory")
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
+def test_a_drain_that_never_ends_is_refused(seconds: float) -> None:
+    assert ServerSettings(EngineSettings(Path("m")), "m", drain_s=0.0).drain_s == 0.0
+    with pytest.raises(SettingsError, match="drain_s must be a finite number of at least 0"):
+        ServerSettings(EngineSettings(Path("m")), "m", drain_s=seconds)
 
 
 @pytest.mark.parametrize(
@@ -285,6 +304,8 @@ def test_bad_quantities_are_refused_with_their_place(text: object) -> None:
         ("weights_dtype", "fp8", "int4"),
         ("weights", "disk", "stream"),
         ("memory_bytes", 0, 1),
+        ("tpot_ms", float("nan"), 50.0),
+        ("tpot_ms", float("inf"), None),
         ("kv_dtype", "int2", "int8"),
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from busbar.kube.contracts.adapters import AskedAdapters
@@ -15,14 +16,12 @@ from busbar.kube.contracts.bearers import Bearers
 from busbar.kube.contracts.request_size import REPLICA_REQUEST_BYTES
 from busbar.kube.contracts.workload import ReplicaRole
 from busbar.kube.types.meta import claim_of
+from busbar.kube.types.quantity import to_bytes
 from busbar.workloads.serving.errors import SettingsError, shown
 from busbar.workloads.serving.quota import Quota
 from busbar.workloads.serving.stream_plan import UNITS
 
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-
-
+MOST_BYTES = 2**63
 MOST_GUESSES = 16
 MOST_DEPTH = 7
 STEP_TOKENS = 512
@@ -144,8 +143,8 @@ class EngineSettings:
             )
         if self.host_kv_bytes < 0:
             raise SettingsError(f"host_kv_bytes must be at least 0, not {self.host_kv_bytes}")
-        if self.tpot_ms is not None and self.tpot_ms <= 0:
-            raise SettingsError(f"tpot_ms must be above 0, not {self.tpot_ms:g}")
+        if self.tpot_ms is not None and not 0 < self.tpot_ms < inf:
+            raise SettingsError(f"tpot_ms must be a finite number above 0, not {self.tpot_ms:g}")
         if not 0 <= self.speculate <= MOST_GUESSES:
             raise SettingsError(f"speculate must be 0 to {MOST_GUESSES}, not {self.speculate}")
         if self.draft_dir is not None and not self.speculate:
@@ -210,8 +209,10 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if self.max_waiting < 1:  # a request waits, if only for a moment, before it joins the batch
             raise SettingsError(f"max_waiting must be at least 1, not {self.max_waiting}")
-        if self.stall_s <= 0:
-            raise SettingsError(f"stall_s must be above 0, not {self.stall_s:g}")
+        if not 0 < self.stall_s < inf:
+            raise SettingsError(f"stall_s must be a finite number above 0, not {self.stall_s:g}")
+        if not 0 <= self.drain_s < inf:
+            raise SettingsError(f"drain_s must be a finite number of at least 0, not {self.drain_s:g}")
 
 
 def parse_adapter(text: str) -> AdapterSource:
@@ -233,11 +234,15 @@ def parse_quota(text: str) -> tuple[str, Quota]:
 
 
 def parse_bytes(value: object, where: str) -> int:
-    """A Kubernetes quantity of bytes (256Mi, 1G, 1.5Gi, 1048576)."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kMGT]?|[KMGT]i)", str(value).strip())
-    if match is None or match[2] not in _UNITS:
-        raise SettingsError(f"{where}: {value!r} is not an amount of memory; write 256Mi, 2Gi or a number")
-    size = int(float(match[1]) * _UNITS[match[2]])
+    """A Kubernetes quantity of bytes (256Mi, 1G, 1.5Gi, 1e9, 1048576), as `spec.kvCacheMemory` may have."""
+    try:
+        size = to_bytes(str(value).strip())
+    except ValueError as error:
+        raise SettingsError(
+            f"{where}: {shown(value)} is not an amount of memory; write 256Mi, 2Gi or a number"
+        ) from error
+    if size >= MOST_BYTES:
+        raise SettingsError(f"{where}: {shown(value)} is more than a machine can address")
     if size < 1:
-        raise SettingsError(f"{where}: {value!r} is not more than nothing")
+        raise SettingsError(f"{where}: {shown(value)} is not more than nothing")
     return size
