@@ -10,6 +10,10 @@ _TWO_MATRIX_MLP = frozenset(
 )
 _EXPERTS = frozenset({"mixtral", "qwen3_moe"})
 """Architectures whose every layer is attention and experts. Of others with experts only the dense part is counted."""
+MOST_LAYERS = 10_000
+"""A plan has groups of each."""
+MOST_PARAMETERS = 10**13
+"""Five times the largest models that are known. A plan has chunks of them, and anybody may write a config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,8 @@ class ModelShape:
         """From the content of config.json (or `spec.engine.model.config`).
 
         Raises:
-            ValueError: a dimension is missing; names the keys that were looked for. Or layers are not of one form.
+            ValueError: a dimension is missing; names the keys that were looked for. Or the model is larger than any, or
+                layers are not of one form.
         """
         kind = str(config.get("model_type") or _first_architecture(config))
         hidden = _number(config, "hidden_size", "n_embd", "d_model")
@@ -45,7 +50,7 @@ class ModelShape:
         inner = (
             ("moe_intermediate_size",) if kind == "qwen3_moe" else ("intermediate_size", "ffn_dim", "n_inner")
         )
-        return cls(
+        made = cls(
             architecture=kind,
             layers=_number(config, "num_hidden_layers", "n_layer", "num_layers"),
             hidden=hidden,
@@ -59,6 +64,20 @@ class ModelShape:
             experts=experts,
             experts_per_token=per_token,
         )
+        made._refuse_sizes()
+        return made
+
+    def _refuse_sizes(self) -> None:
+        """Raises ValueError."""
+        if self.head_dim < 1:
+            raise ValueError(
+                f"the model's config has {self.heads} attention heads and only {self.hidden} hidden elements to divide among"
+                " them"
+            )
+        if self.layers > MOST_LAYERS:
+            raise ValueError(f"the model's config has more than {MOST_LAYERS:,} layers")
+        if self.parameters > MOST_PARAMETERS:
+            raise ValueError(f"the model's config has more than {MOST_PARAMETERS:,} parameters")
 
     @property
     def layer_parameters(self) -> int:

@@ -76,6 +76,26 @@ def test_a_missing_dimension_is_named() -> None:
         ModelShape.from_config({"model_type": "llama"})
 
 
+@pytest.mark.parametrize(
+    ("name", "bad", "good", "words"),
+    [
+        ("num_hidden_layers", 10**9, 10_000, "more than 10,000 layers"),
+        ("num_hidden_layers", 10**30, 1, "more than 10,000 layers"),
+        ("hidden_size", 2**31, 8192, "more than 10,000,000,000,000 parameters"),
+        ("vocab_size", 10**12, 10**6, "more than 10,000,000,000,000 parameters"),
+        ("num_attention_heads", 129, 128, "129 attention heads and only 128 hidden elements"),
+    ],
+)
+def test_a_config_larger_than_any_model_is_refused_at_once(
+    name: str, bad: int, good: int, words: str
+) -> None:
+    """Plans are made of its layers and chunks, also by the operator, for whoever writes a job."""
+    config = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000}
+    assert ModelShape.from_config({**config, name: good}).parameters > 0
+    with pytest.raises(ValueError, match=words):
+        ModelShape.from_config({**config, name: bad})
+
+
 def test_a_prior_is_marked_as_such_and_has_an_error_bound() -> None:
     cell = prior(GPT2, BATCH, "resident", "H100-nvlink")
     assert cell.source == "formula"
