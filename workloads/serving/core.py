@@ -448,10 +448,11 @@ class EngineCore:
         self.tally.ended(live, reason, now)
 
     def _record(self, flight: Flight, seconds: float, explains: bool, wrong: int) -> None:
-        """Guesses are rows like others, but read the context of the row before them. A draft's time is not the step's."""
+        """Guesses are rows like others, but read the context of the row before them. What a prompt reads of its own beginning is
+        part of what its tokens cost, as where steps are planned. A draft's time is not the step's."""
         step, drafted_s = flight.step, flight.drafted_s
         decoding = [c for c in step.chunks if c.count == 1]
-        context = sum(c.start + c.count for c in step.chunks if c.guess is None)
+        context = sum(c.start + c.count for c in decoding if c.guess is None)
         if not explains:  # such a step takes longer than others of its size
             prompt = step.token_count - len(decoding)
             self.speed.record(len(decoding), context, prompt, seconds - drafted_s, wrong, beside_s=drafted_s)

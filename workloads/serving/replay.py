@@ -103,9 +103,8 @@ class SimulatedEngine:
 
     def seconds(self, step: Step) -> float:
         """What a step takes by the model."""
-        singles = sum(chunk.count == 1 for chunk in step.chunks)
-        context = sum(chunk.start + chunk.count for chunk in step.chunks)
-        return self._model.predict(singles, context, step.token_count - singles)
+        ends = [chunk.start + 1 for chunk in step.chunks if chunk.count == 1]
+        return self._model.predict(len(ends), sum(ends), step.token_count - len(ends))
 
     def end(self, step: Step) -> list[Tokens]:
         """The step is over: those that got a token. Who has all of its tokens is finished."""
