@@ -65,7 +65,7 @@ def saturation(core: EngineCore, clock: Clock, count: int, rng: random.Random) -
 def predicted(core: EngineCore, arrivals: Sequence[float], sizes: Sizes) -> list[replay.Seen]:
     """The replay with the step model that the engine would report now."""
     limits = core.scheduler.limits
-    times = replay.StepTimes(*core.speed.model.nonnegative)
+    times = replay.StepTimes(*core.speed.model.theta)
     engine = replay.simulated(times, core.scheduler.pool.total, limits, core.tpot_s)
     rows = [(at, *size) for at, size in zip(arrivals, sizes, strict=True)]
     return replay.replay(replay.requests_of(rows), engine)

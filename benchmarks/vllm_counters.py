@@ -149,7 +149,7 @@ def run(seed: int, seconds: float) -> dict[str, Any]:
         engine.load(*of, seconds)
     for at, found in readings(engine):
         reader.saw(found, at)
-    learnt = reader.speed.model.nonnegative
+    learnt = reader.speed.model.theta
     rows = []
     for rate, prompt, output in HELD_AGAINST:
         engine.load(rate, prompt, prompt, output, 30.0)  # what was left of the load before
