@@ -21,9 +21,18 @@ r·S of them, where S is the time of its prompt in the queue of prompts (M/D/1).
 which matters where prompts are long and outputs short. `token_s` counts them. `max_rate` does not: its step at the percentile is
 longer than that mean at all rates but those far above what the target allows.
 
-The batch is near a Poisson variable, so the percentile of an SLO is met at 1 + B + z·√B sequences. The prompt waits like
-a customer of an M/D/1 queue whose server has the part of each step that decoding leaves: the engine sizes prompt
-chunks so that a step stays below the TPOT target, so a prompt that comes costs others no TPOT, but waits itself.
+How many others there are is the state of a queue with processor sharing, in which n sequences get n·(1 - r·p) / (a + k·n)
+tokens per second. Such a queue has a product form whatever the lengths (Kelly, Reversibility and Stochastic Networks, ch. 3), here a
+negative binomial distribution with mean B and variance B / (1 - ρ), ρ = r·k·m / (1 - r·p): more than Poisson, because each
+further sequence makes the others stay longer. Its quantiles are taken from the gamma distribution of the same mean and variance.
+
+- KV cache: the contexts at the percentile of the batch must fit.
+- TPOT is a mean over a request's own steps, and so over batches that it shares: the variance of what it sees is B·(2/3 + ρ/(1 - ρ)),
+  where 2/3 is that of sequences of equal length. At its percentile a step with the smallest chunk must be within the target.
+- TTFT: the engine sizes prompt chunks so that a step stays below the TPOT target, so a prompt that comes costs others no
+  TPOT, but waits itself, like a customer of an M/D/1 queue whose server has the part of each step that decoding leaves. The
+  batch changes slowly beside that: the share of late prompts is the mean over batches of what it is with each of them. The
+  percentile of the wait at the percentile of the batch would count bad luck twice.
 """
 
 from __future__ import annotations
@@ -35,6 +44,7 @@ from statistics import NormalDist
 
 from ..errors import ServingModelError
 from ..fit.accelerators import Accelerator
+from ..fit.chunks import CHUNK_STEP_FRACTION, MIN_CHUNK_TOKENS
 from ..fit.model import ModelShape
 
 MEMORY_REACHED = 0.8
@@ -46,10 +56,15 @@ MEMORY_USED = 0.9
 RUNTIME_GIB = 1.0
 """Driver context, libraries and activations of one step."""
 WEIGHT_BYTES = 2
-CHUNK_STEP_FRACTION = 0.95
-"""Prompt chunks are sized so that a step takes this part of the TPOT target."""
-MIN_CHUNK_TOKENS, MAX_CHUNK_TOKENS = 32, 2048
-_BISECTIONS = 40
+MAX_CHUNK_TOKENS = 2048
+_BISECTIONS = 24
+"""Of the rate: to 1e-7 of the highest."""
+_NEWTON_STEPS = 5
+"""To 1e-6 of the decay of a queue's tail, at all loads."""
+_DEVIATIONS = tuple(3 - 0.75 * i for i in range(8))
+"""Of the batches for which the share of late prompts is computed, in standard deviations above the mean; the worst first."""
+_DENSITIES = tuple(math.exp(-z * z / 2) for z in _DEVIATIONS)
+_WEIGHTS = tuple(density / sum(_DENSITIES) for density in _DENSITIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,27 +277,43 @@ def _meets(model: StepModel, bucket: Bucket, slo: Slo, rate: float) -> bool:
         return False
     context = bucket.prompt_tokens + bucket.output_tokens / 2
     others = rate * bucket.output_tokens * step_s
-    batch = 1 + others + slo.z * math.sqrt(others)
-    if batch * context > model.kv_tokens:
+    used = rate * _decode_work_s(model, bucket) / (1 - rate * prompt_s)
+    spread = others / (1 - used)
+    if (1 + _quantile(others, spread, slo.z)) * context > model.kv_tokens:
         return False
-    decode_s = model.decode_s(batch, batch * context)
-    target = max(CHUNK_STEP_FRACTION * slo.tpot_s, decode_s + MIN_CHUNK_TOKENS * model.d_s)
-    if decode_s > slo.tpot_s or target > slo.tpot_s:
+    batch = 1 + _quantile(others, spread - others / 3, slo.z)
+    if model.decode_s(batch, batch * context) + MIN_CHUNK_TOKENS * model.d_s > slo.tpot_s:
         return False
-    return _ttft_s(prompt_s, decode_s, target, slo, rate) <= slo.ttft_s
+    late, most = 0.0, 1 - slo.percentile / 100
+    for z, weight in zip(_DEVIATIONS, _WEIGHTS, strict=True):
+        batch = _quantile(others, spread, z)
+        late += weight * _late(prompt_s, model.decode_s(batch, batch * context), model.d_s, slo, rate)
+        if late > most:
+            return False
+    return True
 
 
-def _ttft_s(prompt_s: float, decode_s: float, step_s: float, slo: Slo, rate: float) -> float:
-    """At the percentile: the running step, the queue of prompts, and the prompt itself.
+def _quantile(mean: float, variance: float, z: float) -> float:
+    """Of a gamma distribution (Wilson and Hilferty 1931)."""
+    shape = mean * mean / variance
+    return mean * max(0.0, 1 - 1 / (9 * shape) + z / (3 * math.sqrt(shape))) ** 3
 
-    An M/D/1 queue has the wait's tail exp(-2(1-ρ)t/s)·ρ nearly everywhere (heavy traffic)."""
-    share = (step_s - decode_s) / step_s
-    if share <= 0:
-        return math.inf
-    service_s = prompt_s / share
-    used = rate * service_s
-    if used >= 1:
-        return math.inf
-    late = (100 - slo.percentile) / 100
-    wait_s = max(0.0, math.log(used / late)) * service_s / (2 * (1 - used)) if used > 0 else 0.0
-    return wait_s + service_s + step_s
+
+def _late(prompt_s: float, decode_s: float, token_s: float, slo: Slo, rate: float) -> float:
+    """The part of prompts whose first token is late while a step's decoding takes so long: the running step, the queue of
+    prompts, and the prompt itself.
+
+    The wait in an M/D/1 queue has the tail (1 - ρ) / (ρ·e^x - 1) · exp(-x·t/s) with ρ·(e^x - 1) = x (Tijms, A First Course in
+    Stochastic Models, §9.2), and is never more often above zero than ρ."""
+    step_s = max(CHUNK_STEP_FRACTION * slo.tpot_s, decode_s + MIN_CHUNK_TOKENS * token_s)
+    service_s = prompt_s * step_s / (step_s - decode_s)
+    used, left_s = rate * service_s, slo.ttft_s - service_s - step_s
+    if left_s < 0 or used >= 1:
+        return 1.0
+    x = min(
+        -2 * math.log(used), 1.3 - 1.2 * math.log(used)
+    )  # right of the root, from where Newton's steps descend to it
+    for _ in range(_NEWTON_STEPS):
+        power = math.exp(x)
+        x -= (used * (power - 1) - x) / (used * power - 1)
+    return min(used, (1 - used) / (used * math.exp(x) - 1) * math.exp(-x * left_s / service_s))

@@ -16,7 +16,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from ..autoscale.step_model import CHUNK_STEP_FRACTION, Slo, StepModel
+from ..autoscale.step_model import Slo, StepModel
+from ..fit.chunks import CHUNK_STEP_FRACTION
 
 
 @dataclass(slots=True)

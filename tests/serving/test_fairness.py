@@ -8,9 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from busbar.scheduler.fit.chunks import CHUNK_STEP_FRACTION
 from busbar.scheduler.fit.online import TRUSTED_STEPS, OnlineStepModel
 from busbar.workloads.serving.blocks import BlockPool
-from busbar.workloads.serving.budget import MARGIN, step_budget
+from busbar.workloads.serving.budget import step_budget
 from busbar.workloads.serving.fairness import Counters, Owner, Places
 from busbar.workloads.serving.giving_way import MOST_SKIPPED, PROMPT_PART, GivingWay
 from busbar.workloads.serving.prefix import extend_names, salt_of
@@ -497,9 +498,9 @@ def test_a_step_of_the_budget_keeps_the_promise_or_says_that_it_cannot(
         budget = step_budget(model, promise, decoding, tokens, 32, 2048)
         took = base + each * decoding + 0.001 * tokens / 1000 + prompt * (budget.tokens - decoding)
         assert decoding < budget.tokens <= 2048
-        assert budget.saturated or took <= promise * MARGIN * 1.02
+        assert budget.saturated or took <= promise * CHUNK_STEP_FRACTION * 1.02
         if budget.tokens < 2048 and not budget.saturated:  # and the budget is not too small
-            assert took >= promise * MARGIN * 0.95 - prompt
+            assert took >= promise * CHUNK_STEP_FRACTION * 0.95 - prompt
 
 
 def test_without_a_promise_or_without_knowledge_the_budget_is_the_constant() -> None:

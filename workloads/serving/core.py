@@ -16,10 +16,11 @@ import torch
 from tokenizers import Tokenizer
 
 from busbar.kube.contracts.workload import PhaseSeconds
+from busbar.scheduler.fit.chunks import CHUNK_STEP_FRACTION, MIN_CHUNK_TOKENS
 from busbar.scheduler.fit.online import Speed
 from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.blocks import CopyCost
-from busbar.workloads.serving.budget import LEAST_PROMPT_TOKENS, MARGIN, step_budget
+from busbar.workloads.serving.budget import step_budget
 from busbar.workloads.serving.context_limits import ContextLimits
 from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.draft import Draft
@@ -72,11 +73,11 @@ class EngineCore:
         self.max_model_len = max_model_len
         self.speed = Speed()
         self.tpot_s = tpot_s
-        limit_s = inf if tpot_s is None else MARGIN * tpot_s
+        limit_s = inf if tpot_s is None else CHUNK_STEP_FRACTION * tpot_s
         self.draft = draft
         drafts = None if draft is None else Drafts(draft, scheduler.limits.max_batched_tokens)
         self.speculation = Speculation(guesses, limit_s, drafts) if guesses else None
-        self.least_prompt_tokens = LEAST_PROMPT_TOKENS
+        self.least_prompt_tokens = MIN_CHUNK_TOKENS
         """Of a step that computes prompts, also where the promised time per token is short. While layers are streamed as
         many as are computed in the time that the step takes anyway."""
         self.saturated = False

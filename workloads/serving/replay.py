@@ -14,9 +14,10 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from busbar.scheduler.fit.chunks import MIN_CHUNK_TOKENS
 from busbar.scheduler.fit.online import TRUSTED_STEPS, OnlineStepModel
 from busbar.workloads.serving.blocks import BlockPool
-from busbar.workloads.serving.budget import LEAST_PROMPT_TOKENS, step_budget
+from busbar.workloads.serving.budget import step_budget
 from busbar.workloads.serving.fairness import NOBODY, Owner
 from busbar.workloads.serving.scheduler import Scheduler, StepLimits
 from busbar.workloads.serving.sequence import Sequence as Tokens
@@ -94,7 +95,7 @@ class SimulatedEngine:
         decoding = [one for one in scheduler.running if one.missing == 1]
         context = sum(len(one.tokens) for one in decoding)
         most = scheduler.limits.max_batched_tokens
-        least = min(LEAST_PROMPT_TOKENS, most)
+        least = min(MIN_CHUNK_TOKENS, most)
         budget = step_budget(self._model, self.tpot_s, len(decoding), context, least, most)
         step = scheduler.plan(budget.tokens)
         if not step.chunks:

@@ -168,7 +168,7 @@ def test_a_burst_beyond_what_is_live_is_answered_in_the_next_second_with_its_cau
     world = one()
     rate = each(world)
     world.run(60, 0.4 * rate)
-    plan = world.run(1, 3 * rate)
+    plan = world.run(1, 2.9 * rate)
     assert plan.target == {"l4": 3}
     assert plan.change is not None
     assert plan.change.cause is ScalingCause.PANIC

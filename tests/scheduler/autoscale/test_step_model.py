@@ -13,6 +13,7 @@ from busbar.scheduler.autoscale.step_model import (
     Slo,
     Step,
     StepModel,
+    _late,
     fitted,
     in_flight,
     max_rate,
@@ -47,6 +48,8 @@ def attainment(model: StepModel, bucket: Bucket, rate: float, requests: int = 30
 @pytest.mark.parametrize(
     ("name", "bucket"),
     [
+        ("L4", Bucket(100, 150)),
+        ("L4", Bucket(300, 200)),
         ("A10G", Bucket(300, 200)),
         ("A100", Bucket(300, 1000)),
         ("A100", Bucket(1155, 211)),
@@ -59,6 +62,18 @@ def test_the_rate_is_within_twenty_per_cent_of_a_simulated_engine(name: str, buc
     rate = max_rate(model, bucket, SLO)
     assert attainment(model, bucket, 0.8 * rate) >= 0.99
     assert attainment(model, bucket, 1.2 * rate) < 0.99
+
+
+def test_the_share_of_late_prompts_is_that_of_a_queue_with_fixed_service() -> None:
+    """Decoding leaves half of each step of 90 ms to prompts of 100 ms, so one is served in 200 ms."""
+    rng, slo = random.Random(4), Slo(1.0, 0.1)
+    for rate, within in ((2.0, 0.25), (3.0, 0.15), (4.0, 0.15)):
+        free_s, now, late = 0.0, 0.0, 0
+        for _ in range(40_000):
+            now += rng.expovariate(rate)
+            free_s = max(free_s, now) + 0.2
+            late += free_s - now > slo.ttft_s - 0.09
+        assert _late(0.1, 0.045, 1e-4, slo, rate) == pytest.approx(late / 40_000, rel=within)
 
 
 def test_rates_fall_with_length_and_rise_with_the_type() -> None:

@@ -95,7 +95,7 @@ def test_surplus_replicas_leave_where_what_was_never_comes_again() -> None:
     assert warm.attainment == cold.attainment
     assert cold.peak["A10G"] >= 4
     assert warm.cost < 1.03 * cold.cost
-    early = steps([2, 2, 2], 120, LENGTHS)
+    early = steps([4, 4, 4], 120, LENGTHS)
     first, same = (plan(early, policies=("busbar",), start_s=90.0, warm=most).results[0] for most in (0, 10))
     assert first.to_json() == same.to_json(), "nothing sleeps before there was a surplus"
 
@@ -109,7 +109,7 @@ def test_limits_are_kept_and_said() -> None:
 
 
 def test_boards_under_caps_carry_more_on_a_feed_that_is_too_small() -> None:
-    trace = steps([20, 20, 20], 150, LENGTHS)
+    trace = steps([24, 24, 24], 150, LENGTHS)
     pools = parse_pools("A100=16@3.67")
     whole, capped = (
         Question(
