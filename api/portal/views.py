@@ -18,6 +18,7 @@ from busbar.kube.types.service_words import (
     adapter_facts,
     change_words,
     charged_words,
+    crash_words,
     departure_words,
     level_facts,
     loss_facts,
@@ -313,6 +314,8 @@ class ServiceView:
     """Adapters, what decides the count, how the latency target is kept, demand and capacity, in words."""
     departures: list[dict[str, str]]
     """Replicas that left while others went on with their streams."""
+    crashes: list[dict[str, str]]
+    """Of replicas whose servers were started again within their containers."""
     scaling: list[dict[str, str]]
     can_answer: bool
     chats: bool
@@ -367,6 +370,10 @@ def service_view(service: ModelService, now: datetime) -> ServiceView:
         departures=[
             {"when": ago(row.time, now), "replica": row.replica, "what": departure_words(row)}
             for row in reversed(status.departures or ())
+        ],
+        crashes=[
+            {"when": ago(row.time, now), "replica": row.replica, "what": crash_words(row)}
+            for row in reversed(status.crashes or ())
         ],
         scaling=[
             {

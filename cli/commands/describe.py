@@ -111,9 +111,8 @@ def _page(found: Object, events: list[Event]) -> str:
     scalings = _scalings(found) if found.kind is not TRAINING_JOB else ""
     if scalings:
         parts.append(scalings)
-    departures = _departures(found) if found.kind is not TRAINING_JOB else ""
-    if departures:
-        parts.append(departures)
+    if found.kind is not TRAINING_JOB:
+        parts += filter(None, (_departures(found), _crashes(found)))
     conditions = [c for c in found.status.get("conditions") or [] if isinstance(c, dict)]
     if conditions:
         rows = [(c.get("type"), c.get("status"), c.get("reason"), c.get("message")) for c in conditions]
@@ -328,6 +327,16 @@ def _departures(found: Object) -> str:
     known = ModelServiceStatus.model_validate(found.status).departures or []
     rows = [(age(row.time), row.replica, departure_words(row)) for row in reversed(known)]
     return "Streams that moved\n" + columns(["age", "replica", "what"], rows) if rows else ""
+
+
+def _crashes(found: Object) -> str:
+    """The last crashes of a service's replicas that serve again, the newest first."""
+    from busbar.kube.types.service_status import ModelServiceStatus
+    from busbar.kube.types.service_words import crash_words
+
+    known = ModelServiceStatus.model_validate(found.status).crashes or []
+    rows = [(age(row.time), row.replica, crash_words(row)) for row in reversed(known)]
+    return "Crashes\n" + columns(["age", "replica", "what ended its server"], rows) if rows else ""
 
 
 def _placement(status: dict[str, Any]) -> list[tuple[str, object]]:

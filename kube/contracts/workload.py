@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import IntEnum, StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from busbar.kube.contracts import bearers
 from busbar.kube.contracts.report import MaybeServingReport, MaybeTrainingReport
@@ -410,6 +410,20 @@ class ReplicaRole(StrEnum):
     """It goes on with streams whose prompts others have computed."""
 
 
+MOST_CAUSE = 512
+
+
+class RestartReport(WireModel):
+    """Of a server that was started again after a crash while its container went on."""
+
+    count: int = Field(ge=1)
+    """Times since the container's start."""
+    cause: Annotated[str, Field(max_length=MOST_CAUSE)]
+    """What ended the last one."""
+    at: AwareDatetime
+    """When it ended."""
+
+
 class DrainReport(WireModel):
     """What has become of the requests of a serving pod since its drain began."""
 
@@ -452,6 +466,8 @@ class ServingStatus(WireModel):
     """0: awake; 1: without KV cache; 2: without weights."""
     drain: DrainReport | None = None
     """None: it does not drain, or does not tell."""
+    restarted: RestartReport | None = None
+    """None: no crash was before it in its container, or it does not tell."""
     phase_seconds: PhaseSeconds | None = None
     """None: it has not begun, or does not tell."""
     phase_steps: PhaseSteps | None = None

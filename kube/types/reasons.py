@@ -106,6 +106,8 @@ class Reason(StrEnum):
     """A replica starts in another engine mode than `resident`, which does not fit the accelerator."""
     REPLICAS_SATURATED = "ReplicasSaturated"
     """Replicas do not keep the promised time per token even with the smallest pieces of prompts."""
+    REPLICA_CRASHED = "ReplicaCrashed"
+    """A replica's server crashed, and was started again within its container."""
     STREAMS_MOVED = "StreamsMoved"
     """Other replicas went on with streams of one that left."""
     ADAPTER_ADDED = "AdapterAdded"

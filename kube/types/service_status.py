@@ -14,6 +14,7 @@ from busbar.kube.types.training_status import Amount, Count, Usage
 MOST_MEASURED = 16
 MOST_DECISIONS = 50
 MOST_DEPARTURES = 10
+MOST_CRASHES = 10
 MOST_TENANTS = 257
 """In a status: those of spec.access and the owner's."""
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -181,6 +182,18 @@ class Departure(StatusModel):
     recomputed: Count = Field(description="Streams that others went on with by computing their tokens again.")
 
 
+class ServerCrash(StatusModel):
+    """A crash of a replica's server, which was started again while its container went on."""
+
+    time: datetime = Field(description="When it crashed, as the next server says.")
+    replica: ShortText = Field(description="Its pod.")
+    uid: ShortText = Field(description="UID of the pod.")
+    restarts: Count = Field(
+        description="Times that servers were started again in this container, with this one."
+    )
+    cause: Sentence = Field(description="What ended the server.")
+
+
 class ScaledBy(StrEnum):
     """The rule that decides the number of replicas."""
 
@@ -296,6 +309,10 @@ class ModelServiceStatus(StatusModel):
     departures: Annotated[list[Departure], Field(max_length=MOST_DEPARTURES)] | None = Field(
         default=None, description="The last replicas whose streams moved when they left, the newest last."
     )
+    crashes: Annotated[list[ServerCrash], Field(max_length=MOST_CRASHES)] | None = Field(
+        default=None,
+        description="The last crashes of replicas' servers that were started again within their containers, the newest last.",
+    )
     tokens_per_second: Amount | None = Field(
         default=None, description="Tokens of the answers that ended in the last minute, per second."
     )
@@ -325,7 +342,8 @@ class ModelServiceStatus(StatusModel):
         default=None, description="When the desired replicas last changed."
     )
     restarts: Count | None = Field(
-        default=None, description="Restarts of the containers of the current replicas."
+        default=None,
+        description="Restarts of the current replicas: of their containers, and of the servers in them.",
     )
     last_request_time: datetime | None = Field(
         default=None, description="When the gateway last saw a request."

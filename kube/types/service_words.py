@@ -14,6 +14,7 @@ from busbar.kube.types.service_status import (
     PoolReplicas,
     ScaledBy,
     ScalingDecision,
+    ServerCrash,
     TenantRequests,
 )
 
@@ -155,6 +156,12 @@ def departure_words(row: Departure) -> str:
         if count
     ]
     return f"{moved} of {max(moved, row.requests)} requests went on at other replicas, {', '.join(ways)}"
+
+
+def crash_words(row: ServerCrash) -> str:
+    """What ended a replica's server, and how often that was."""
+    often = f" ({row.restarts} restarts of its server since its container began)" if row.restarts > 1 else ""
+    return f"{row.cause}{often}"
 
 
 def charged_words(lost: LostWork | None) -> str:

@@ -314,7 +314,7 @@ def _of_routes(status: ServingStatus) -> tuple[object, ...]:
     """What routes and the service's reconcile must follow at once."""
     length = 0 if status.report is None else status.report.max_model_len
     adapters = [(each.name, each.message) for each in status.adapters]
-    return status.ready, status.draining, status.sleep_level, length, adapters
+    return status.ready, status.draining, status.sleep_level, length, adapters, status.restarted
 
 
 def _has_port(pod: Pod) -> bool:

@@ -28,6 +28,7 @@ from busbar.operator.pods.unmounted import MOUNTED_WITHIN_S
 from busbar.operator.serving import warm
 from busbar.operator.serving.adapters import adapter_notices, ask_for_adapters
 from busbar.operator.serving.conditions import new_problems
+from busbar.operator.serving.crashes import crash_notices
 from busbar.operator.serving.departures import departure_notices
 from busbar.operator.serving.engine_mode import engine_mode
 from busbar.operator.serving.kv_shares import ask_for_shares
@@ -86,7 +87,7 @@ def reconcile(view: ServiceView, decisions: tuple[Decision, ...] = ()) -> Servic
     if status is not None:
         notices += new_problems(view.status.conditions, status.conditions)
         notices += (*adapter_notices(view, status.adapters), *saturation_notices(view.status, status))
-        notices += (*departure_notices(view.status, status),)
+        notices += (*departure_notices(view.status, status), *crash_notices(view.status, status))
     scaled = why if is_scaling(view.status, desired) else None
     return ServiceUpdate(status, tuple(actions), _again(view, desired), scaling, scaled, notices)
 

@@ -28,6 +28,7 @@ from busbar.operator.profiles.serving_speeds import measured, remembered
 from busbar.operator.profiles.table import rates_of
 from busbar.operator.serving.adapters import adapter_rows
 from busbar.operator.serving.conditions import conditions_of, outlines
+from busbar.operator.serving.crashes import crashes, restarts_of
 from busbar.operator.serving.departures import departures
 from busbar.operator.serving.fleets import Change
 from busbar.operator.serving.load_status import load_fields
@@ -63,7 +64,7 @@ def status_of(
         "ready_replicas": len(serving),
         "desired_replicas": desired,
         "sleeping_replicas": sum(p.sleep is Sleep.ASLEEP and not p.leaving for p in alive) or None,
-        "restarts": sum(p.restarts for p in alive),
+        "restarts": sum(restarts_of(p, view.readings) for p in alive),
         "selector": f"{LABEL_KIND}={manifests.KIND_SERVICE},{LABEL_JOB}={service.metadata.name}",
         "model_id": service.spec.model_id or service.metadata.name,
         "url": view.settings.gateway_public_url,
@@ -71,6 +72,7 @@ def status_of(
         or None,
         "adapters": adapter_rows(service, serving, view.readings, old.adapters) or None,
         "departures": departures(view),
+        "crashes": crashes(view, alive),
         "lost_work_caused": caused(old.lost_work_caused, view.lost),
         "phase": phase,
         "reason": str(reason),

@@ -20,6 +20,7 @@ from busbar.kube.resources import PODS
 from busbar.kube.types.engines import FOREIGN
 from busbar.kube.types.model_service import WarmLevel
 from busbar.kube.types.reasons import Reason
+from busbar.operator.serving.crashes import restarts_of
 from busbar.operator.serving.view import ServiceView
 from busbar.operator.watch.projections import ANNOTATION_SLEEP, Pod, Sleep
 from busbar.operator.write.actions import Action, Delete, Patch, PostToPod
@@ -147,7 +148,7 @@ def _to_wake(view: ServiceView, pod: Pod) -> tuple[list[Action], Notices]:
 def _can_sleep(view: ServiceView, pod: Pod) -> bool:
     """Whether it serves, or sleeps already. One that does not fall asleep in time leaves, as without `warm`; so does one
     that restarted, because its memory may not hold what it keeps asleep."""
-    if pod.phase != "Running" or not pod.port or pod.restarts:
+    if pod.phase != "Running" or not pod.port or restarts_of(pod, view.readings):
         return False
     if pod.sleep is Sleep.SETTLING:
         limit_s = view.service.spec.drain_seconds + view.settings.sleep_limit_s

@@ -57,6 +57,7 @@ _WARNINGS = frozenset(
         "ForeignPods",
         "ReplicaReplaced",
         "ReplicaUnanswered",
+        "ReplicaCrashed",
         "DeadlineExceeded",
         "DeadlineLate",
         "DeadlineMissed",

@@ -170,6 +170,15 @@ async def test_describe_of_a_service_says_what_decides_its_replicas_and_why_they
                 "recomputed": 1,
             }
         ],
+        crashes=[
+            {
+                "time": "2026-03-01T12:00:00Z",
+                "replica": "ada-chat-1",
+                "uid": "u1",
+                "restarts": 1,
+                "cause": "the server was killed by SIGSEGV",
+            }
+        ],
     )
     await site.world.settle()
     done = await site.busbar("describe", "service/ada-chat")
@@ -179,6 +188,7 @@ async def test_describe_of_a_service_says_what_decides_its_replicas_and_why_they
         "ada-chat-2 +5 of 7 requests went on at other replicas, 4 with their keys and values, 1 by computing"
     )
     assert re.search(rf"Streams that moved\n.*\n.*{moved}", done.out)
+    assert re.search(r"Crashes\n.*\n.*ada-chat-1 +the server was killed by SIGSEGV", done.out)
     assert re.search(r"1 → 3 +Panic +It waited\.", done.out)
 
 

@@ -58,7 +58,12 @@ async def test_a_service_follows_the_scale_subresource_and_drains_before_it_dele
     def script(pod: Object) -> Script:
         name = pod["metadata"]["name"]
         made = scripts.setdefault(name, replica(pod))
-        made.status = lambda s: {**SERVING, "drain": {"requests": 3, "copied": 2} if made.drained else None}
+        crash = {"count": 1, "cause": "the server was killed by SIGSEGV", "at": "2026-01-01T12:00:00Z"}
+        made.status = lambda s: {
+            **SERVING,
+            "drain": {"requests": 3, "copied": 2} if made.drained else None,
+            "restarted": crash if name == "web-1" else None,
+        }
         return made
 
     async with Cluster(apiserver, script=script) as cluster:
@@ -90,6 +95,15 @@ async def test_a_service_follows_the_scale_subresource_and_drains_before_it_dele
         moved = [e["message"] for e in await cluster.events() if e["reason"] == "StreamsMoved"]
         assert all("leaves: 2 of 3 requests went on" in message for message in moved)
         assert len(moved) == 2
+        assert [(c["time"], c["replica"], c["restarts"]) for c in status["crashes"]] == [
+            ("2026-01-01T12:00:00Z", "web-1", 1)
+        ]
+        crashed = [
+            (e["type"], e["message"]) for e in await cluster.events() if e["reason"] == "ReplicaCrashed"
+        ]
+        assert crashed == [
+            ("Warning", "Replica web-1 crashed, and serves again: the server was killed by SIGSEGV.")
+        ]
 
 
 async def test_of_three_writers_at_once_none_takes_away_what_another_asked_for(apiserver: ApiServer) -> None:

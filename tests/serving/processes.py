@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,15 @@ class Running(Service):
 
     def log(self) -> str:
         return self.log_path.read_text()
+
+    @property
+    def processes(self) -> list[int]:
+        """Those that live, parents first: the supervisor, if there is one, the front, and the engine."""
+        found = [self.process.pid]
+        for pid in found:
+            with suppress(OSError):
+                found += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        return found
 
     def wait_for(self, what: Any, limit_s: float = 60.0) -> None:
         """Polls until `what()` is true."""

@@ -16,7 +16,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from tests.serving.engines import load_engine
 from tests.serving.pair import paired
-from tests.serving.processes import Running, serving
+from tests.serving.processes import serving
 from tests.serving.test_server import MODEL, open_stream
 
 from busbar.kube.contracts.bearers import one_for_all
@@ -100,12 +100,6 @@ def loaded(llama: tuple[Path, Any]) -> Loaded:
     return load_engine(llama[0])
 
 
-def engine_of(server: Running) -> int:
-    """The id of the engine's process."""
-    (child,) = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    return int(child)
-
-
 def exists(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -116,7 +110,7 @@ def exists(pid: int) -> bool:
 
 def test_a_killed_engine_ends_the_front_and_every_stream_with_the_reason(deep: Path) -> None:
     with serving(deep, "--model-id", MODEL) as server:
-        engine = engine_of(server)
+        _, engine = server.processes
         with open_stream(server, 490) as stream:
             stream.line()
             os.kill(engine, signal.SIGKILL)
@@ -129,7 +123,7 @@ def test_a_killed_engine_ends_the_front_and_every_stream_with_the_reason(deep: P
 
 def test_a_killed_front_ends_the_engine_with_the_reason(deep: Path) -> None:
     with serving(deep, "--model-id", MODEL) as server:
-        engine = engine_of(server)
+        _, engine = server.processes
         with open_stream(server, 490) as stream:
             stream.line()
             server.process.kill()
@@ -140,7 +134,7 @@ def test_a_killed_front_ends_the_engine_with_the_reason(deep: Path) -> None:
 def test_signals_to_the_engine_are_the_fronts_business(llama: tuple[Path, Any]) -> None:
     """Ctrl-C in a terminal reaches both, and a drain needs the engine."""
     with serving(llama[0], "--model-id", MODEL) as server:
-        engine = engine_of(server)
+        _, engine = server.processes
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(engine, number)
         assert server.post("/v1/completions", {"model": MODEL, "prompt": "a", "max_tokens": 2})[0] == 200

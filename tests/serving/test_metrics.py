@@ -40,6 +40,8 @@ FROZEN = {
     "busbar:tenant_kv_blocks": "gauge",
     "busbar:migrations": "counter",
     "vllm:engine_sleep_state": "gauge",
+    "busbar:server_restarts": "counter",
+    "busbar:server_crash_timestamp_seconds": "gauge",
     "busbar:adapter_requests": "counter",
     "busbar:adapter_generation_tokens": "counter",
     "vllm:lora_requests_info": "gauge",

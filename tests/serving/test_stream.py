@@ -476,7 +476,7 @@ def test_a_replica_whose_file_is_cut_fails_its_streams_and_ends_with_the_sentenc
     rest, last_words = asyncio.run(life())
     assert "the engine failed; the request may be sent again" in rest
     log = tmp_path / "termination-log"
-    log.write_text("")
+    log.write_text("the last words of a server before it in this container" * 50)
     write_termination_message(str(log), last_words)
     said = json.loads(log.read_text())["message"]
     assert said.startswith("ModelCorrupt: ")

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from busbar.workloads.serving.errors import ServingError
     from busbar.workloads.serving.loader import Loaded
     from busbar.workloads.serving.probe import Trial
+    from busbar.workloads.serving.settings import ServerSettings
+    from busbar.workloads.serving.supervisor import Told
 
 EXAMPLES = """
 \b
@@ -309,25 +312,37 @@ def serve(
             stall_s=stall_seconds,
             max_waiting=max_waiting,
         )
-        from busbar.kube import logs
-        from busbar.workloads.serving import process
-        from busbar.workloads.serving.supervisor import serving_process
-
-        logs.set_up("text")
-        if token is None and host not in ("127.0.0.1", "::1", "localhost"):
-            click.echo(f"Anyone who reaches {host}:{port} may use this model: no --token is set.", err=True)
-        serves = serving_process(settings)
-        sys.exit(process.serve(settings, lambda loaded: _announce(settings, loaded, serves)))
     except ServingError as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(error.exit_status)
+        sys.exit(_failed(error))
+    from busbar.kube import logs
+    from busbar.workloads.serving.supervisor import supervised
+
+    logs.set_up("text")
+    if token is None and host not in ("127.0.0.1", "::1", "localhost"):
+        click.echo(f"Anyone who reaches {host}:{port} may use this model: no --token is set.", err=True)
+    from busbar.workloads.serving import process  # noqa: F401 - before the supervisor forks
+
+    sys.exit(supervised(settings, _serve))
 
 
-def _announce(settings: object, loaded: Loaded, serves: Callable[[], None]) -> None:
-    from busbar.workloads.serving.settings import ServerSettings
+def _serve(settings: ServerSettings, told: Told) -> int:
+    from busbar.workloads.serving import process
+    from busbar.workloads.serving.errors import ServingError
 
-    serves()
-    assert isinstance(settings, ServerSettings)
+    try:
+        return process.serve(settings, lambda loaded: _announce(settings, loaded, told))
+    except ServingError as error:
+        told.ends_for(str(error))
+        return _failed(error)
+
+
+def _failed(error: ServingError) -> int:
+    click.echo(f"Error: {error}", err=True)
+    return error.exit_status
+
+
+def _announce(settings: ServerSettings, loaded: Loaded, told: Told) -> None:
+    told.serves()
     core = loaded.core
     pool, shape = core.scheduler.pool, core.runner.cache.shape
     host = f"[{settings.host}]" if ":" in settings.host else settings.host

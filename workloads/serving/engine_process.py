@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from typing import NoReturn
 from aiohttp import web
 
 from busbar.kube.contracts.workload import TERMINATION_LOG, ExitCode
+from busbar.workloads.machine.processes import end_process
 from busbar.workloads.serving.engine import EngineState
 from busbar.workloads.serving.engine_host import EngineHost
 from busbar.workloads.serving.loader import Loaded, load
@@ -74,12 +73,9 @@ def live(
     except BaseException:
         log.exception("the engine's process failed")
     finally:
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
         # The engine's thread may be in torch (loading, or in a long step) and cannot be stopped; if it came back while the
         # interpreter shuts down, the process would abort.
-        os._exit(code)
+        end_process(code)
 
 
 async def _live(

@@ -101,6 +101,7 @@ class EngineRoutes:
             role=self.settings.role,
             running=max(self.engine.running, self.departures.leaving_now),
             waiting=self.engine.waiting,
+            restarted=self.settings.restarted,
         )
         if loaded is None:
             return status
@@ -135,6 +136,7 @@ class EngineRoutes:
         core = self._loaded().core
         self.models.tell_metrics(core, time.time())
         core.metrics.sleeping(self.engine.sleep_level)
+        core.metrics.restarted(self.settings.restarted)
         core.metrics.phases(core.phase_seconds.model_dump())
         text = core.metrics.render()
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"})

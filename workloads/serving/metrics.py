@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from busbar.kube.contracts.workload import RestartReport
 from busbar.workloads.serving.hosttier import HostTier
 
 TTFT_S: tuple[float, ...] = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0)
@@ -156,6 +157,15 @@ class Metrics:
             "sleep_state",
         )
         self.sleeping(0)
+        self._restarts = _Followed(
+            counter(
+                "busbar:server_restarts", "Servers that crashed before this one since the container's start."
+            )
+        )
+        self._crashed_at = gauge(
+            "busbar:server_crash_timestamp_seconds",
+            "When the last of them ended, in Unix time; 0: there was none.",
+        )
         self._adapters: set[str] = set()
         self._adapter_requests = counters(
             "busbar:adapter_requests", "Requests that came, by adapter.", "adapter"
@@ -244,6 +254,11 @@ class Metrics:
     def sleeping(self, level: int) -> None:
         for number, name in enumerate(SLEEP_STATES):
             self._sleep.labels(*self._values, name).set(number == level)
+
+    def restarted(self, report: RestartReport | None) -> None:
+        if report is not None:
+            self._restarts.tell(report.count)
+            self._crashed_at.set(report.at.timestamp())
 
     def adapter_request(self, name: str) -> None:
         self._adapter_requests.labels(*self._values, self._adapter_label(name)).inc()

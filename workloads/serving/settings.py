@@ -14,7 +14,7 @@ from pathlib import Path
 from busbar.kube.contracts.adapters import AskedAdapters
 from busbar.kube.contracts.bearers import Bearers
 from busbar.kube.contracts.request_size import REPLICA_REQUEST_BYTES
-from busbar.kube.contracts.workload import ReplicaRole
+from busbar.kube.contracts.workload import ReplicaRole, RestartReport
 from busbar.kube.types.meta import claim_of
 from busbar.kube.types.quantity import to_bytes
 from busbar.workloads.serving.errors import SettingsError, shown
@@ -205,6 +205,8 @@ class ServerSettings:
     """Requests waiting for a place in the batch; more are refused with 503."""
     max_body_bytes: int = REPLICA_REQUEST_BYTES
     accelerator: str = "cpu"
+    restarted: RestartReport | None = None
+    """Of the servers before this one, by their supervisor; None: there were none."""
 
     def __post_init__(self) -> None:
         if self.max_waiting < 1:  # a request waits, if only for a moment, before it joins the batch

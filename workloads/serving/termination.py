@@ -16,5 +16,6 @@ def write_termination_message(path: str, message: str) -> None:
     try:
         with open(path, "r+b") as file:
             file.write(text.encode()[:TERMINATION_LIMIT_BYTES])
+            file.truncate()  # a server that was before this one in the container may have left a longer one
     except OSError:
         log.debug("no termination log at %s", path)

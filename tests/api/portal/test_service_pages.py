@@ -52,6 +52,18 @@ async def test_the_page_says_which_streams_moved(world: World) -> None:
         assert text in shown
 
 
+async def test_the_page_says_which_replicas_crashed_and_serve_again(world: World) -> None:
+    alice = await world.as_("alice")
+    assert "Crashes" not in (await alice.get(PAGE)).text
+    row = {"time": "2026-03-01T11:00:00Z", "replica": "ada-chat-2", "uid": "u2", "restarts": 2}
+    crashes = [{**row, "cause": "the server was killed by SIGSEGV"}]
+    world.kube.status(MODEL_SERVICES, "ada-lab", "ada-chat", crashes=crashes)
+    await world.settle()
+    shown = (await alice.get(PAGE)).text
+    for text in ("Crashes", "ada-chat-2", "the server was killed by SIGSEGV (2 restarts of its server"):
+        assert text in shown
+
+
 async def test_a_bad_adapter_and_somebody_else_change_nothing(world: World) -> None:
     alice = await world.as_("alice")
     refused = await alice.post(f"{PAGE}/adapters", data={"adapter": "sql", "uri": "/models/sql"})

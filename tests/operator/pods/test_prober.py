@@ -201,6 +201,16 @@ def test_a_replica_whose_engine_falls_asleep_is_looked_at_again() -> None:
         assert len(seen) == changes
 
 
+def test_a_replica_whose_server_was_started_again_is_looked_at_again() -> None:
+    seen: list[Pod] = []
+    of = replica(0)
+    prober = Prober(SETTINGS, Metrics(), lambda: [of], lambda name: LOOPBACK, seen.append)
+    report = {"cause": "killed", "at": "2026-01-01T00:00:00Z"}
+    for restarted, changes in ((None, 1), ({**report, "count": 1}, 2), ({**report, "count": 1}, 2)):
+        prober.take(of, {"ready": True, "restarted": restarted})
+        assert len(seen) == changes
+
+
 def test_a_replica_that_serves_other_adapters_is_looked_at_again() -> None:
     seen: list[Pod] = []
     of = talking(kind=KIND_SERVICE)

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from tests.operator.builders import NOW, RENDERING, SETTINGS, replica, service
 
 from busbar.kube.client import KubeClient
-from busbar.kube.contracts.workload import ServingStatus
+from busbar.kube.contracts.workload import RestartReport, ServingStatus
 from busbar.kube.informer import Key
 from busbar.kube.login import Login
 from busbar.kube.types import ModelService, engines
@@ -36,6 +36,7 @@ BUSY = ServingStatus(ready=True, running=2)
 QUEUED = ServingStatus(ready=True, waiting=1)
 SLEEPS = ServingStatus(ready=False, sleep_level=1)
 LOADS = ServingStatus(ready=False)
+CRASHED = ServingStatus(ready=True, restarted=RestartReport(count=1, cause="killed", at=NOW))
 PLACE = (
     '{"pool": "cpu", "accelerator": "cpu", "mode": "resident", "node": "node-0", "perPod": {"cpu_m": 1000}}'
 )
@@ -125,6 +126,7 @@ VLLM = {"level": "loaded", "engine": "vllm", "image": "registry/vllm:1"}
         (replica(0, phase="Pending", ready=False), None, {}, ["deleted"]),
         (replica(0, ready=False), LOADS, {}, ["drains"]),
         (replica(0, restarts=1), AWAKE, {}, ["drains"]),
+        (replica(0), CRASHED, {}, ["drains"]),
         (at(ASLEEP, restarts=1), LOADS, {}, ["drains"]),
         (at(SETTLING, restarts=1), AWAKE, {}, ["drains"]),
         (at(WAKING, restarts=1), LOADS, {"desired": 1}, []),
