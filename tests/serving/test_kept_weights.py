@@ -356,4 +356,5 @@ def test_weights_that_are_streamed_are_not_kept_and_leave_nothing_in_memory(
 
 def test_packed_weights_can_be_mapped_where_weights_are_packed() -> None:
     """The operators of torch that this relies on are there in the version that is tested."""
-    assert can_map_packed()
+    assert can_map_packed(codes=False)
+    assert can_map_packed(codes=True)

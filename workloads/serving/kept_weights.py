@@ -74,6 +74,10 @@ class Piece:
     description: str
     """Of a layout of oneDNN's; empty: a plain tensor."""
 
+    @property
+    def is_codes(self) -> bool:
+        return self.dtype == "int8"
+
     def on(self, memory: torch.Tensor) -> torch.Tensor:
         """The tensor on its bytes."""
         return tensor_on(memory, getattr(torch, self.dtype), self.shape, self.description)
@@ -216,7 +220,8 @@ class KeptWeights:
                 raise Unusable(f"{self._list.name} is not a list of weights") from error
             if not fits:
                 raise Unusable(f"{self._list.name} names more than the file holds")
-            if any(each.description for each in pieces.values()) and not can_map_packed():
+            kinds = {each.is_codes for each in pieces.values() if each.description}
+            if not all(map(can_map_packed, kinds)):
                 raise Unusable("packed weights cannot be mapped by this version of torch")
             return pieces, _map(file.fileno(), 0, state.st_size)
 
@@ -231,7 +236,7 @@ class KeptWeights:
 
     def _stored(self, name: str, tensor: torch.Tensor, file: int) -> torch.Tensor:
         """What is used: on a CPU the bytes in the file. Raises OSError, Unusable."""
-        if tensor.is_mkldnn and not can_map_packed():
+        if tensor.is_mkldnn and not can_map_packed(tensor.dtype == torch.int8):
             raise Unusable("packed weights cannot be mapped by this version of torch")
         host = tensor.cpu() if self._on_gpu else tensor
         data = bytes_of(host)

@@ -68,22 +68,26 @@ def tensor_on(
 
 
 @cache
-def can_map_packed() -> bool:
-    """Whether packed weights, floats and codes, give the same products here on a copy of their bytes."""
+def can_map_packed(codes: bool) -> bool:
+    """Whether packed weights, floats or codes, give the same products here on a copy of their bytes."""
     generator = torch.Generator().manual_seed(0)
     weight, x = (torch.randn((rows, 64), generator=generator) for rows in (96, 5))
-    codes, digits = ((each * 30).round().clamp(-127, 127).to(torch.int8) for each in (weight, x))
     try:
-        first = packed(weight)
-        if not torch.equal(PackedLinear(first, None)(x), PackedLinear(_copy(first), None)(x)):
-            return False
-        if not can_multiply():
-            return True
-        first, scale = packed_codes(codes), torch.ones(len(codes))
-        one, other = (PackedCodes(each, scale).products()[0][1](digits) for each in (first, _copy(first)))
-        return torch.equal(one, other)
+        return _codes_map(weight, x) if codes else _floats_map(weight, x)
     except (RuntimeError, AttributeError, NotImplementedError, OSError):
         return False
+
+
+def _floats_map(weight: torch.Tensor, x: torch.Tensor) -> bool:
+    first = packed(weight)
+    return torch.equal(PackedLinear(first, None)(x), PackedLinear(_copy(first), None)(x))
+
+
+def _codes_map(weight: torch.Tensor, x: torch.Tensor) -> bool:
+    codes, digits = ((each * 30).round().clamp(-127, 127).to(torch.int8) for each in (weight, x))
+    first, scale = packed_codes(codes), torch.ones(len(codes))
+    one, other = (PackedCodes(each, scale).products()[0][1](digits) for each in (first, _copy(first)))
+    return can_multiply() and torch.equal(one, other)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
