@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,34 @@ async def test_a_stream_of_an_adapter_goes_on_at_another_engine(house: House, tm
                 if len(pieces) == 3:
                     first.process.kill()
     assert "".join(pieces) == whole != plain
+
+
+async def test_a_stream_of_the_only_replica_goes_on_there_when_its_server_was_started_again(
+    house: House, tmp_path: Path
+) -> None:
+    from tests.serving.models import save_deep_model
+
+    save_deep_model(tmp_path / "deep")
+    flags = ("--model-id", "m", "--deterministic", "--keep-weights", str(tmp_path / "kept"))
+    ask = {**ASK, "max_tokens": 300}
+    with serving(tmp_path / "deep", *flags, token="secret") as engine:
+        await house.publish(at(engine))
+        _, _, process = engine.processes
+        async with client(house) as openai:
+            whole = (await openai.completions.create(**ask)).choices[0].text
+            pieces = []
+            async for chunk in await openai.completions.create(**ask, stream=True):
+                pieces.append(chunk.choices[0].text)
+                if len(pieces) == 3:
+                    os.kill(process, signal.SIGKILL)
+        assert "".join(pieces) == whole
+        assert house.gateway is not None
+        assert house.gateway._metrics.totals.get_sample_value("busbar_gateway_streams_resumed_total") == 1
+        assert engine.status()["restarted"]["count"] == 1
+        assert engine.log().count("weights are mapped from") == 1
+        await house.api.wait_for(2)
+        requests, _, completion = house.api.total("id-a")
+        assert (requests, completion) == (2, 600)
 
 
 async def test_a_stream_that_no_other_engine_takes_ends_with_an_error_and_counts_what_came(

@@ -320,8 +320,6 @@ def serve(
     logs.set_up("text")
     if token is None and host not in ("127.0.0.1", "::1", "localhost"):
         click.echo(f"Anyone who reaches {host}:{port} may use this model: no --token is set.", err=True)
-    from busbar.workloads.serving import process  # noqa: F401 - before the supervisor forks
-
     sys.exit(supervised(settings, _serve))
 
 

@@ -45,7 +45,7 @@ from busbar.workloads.serving.speculation import Speculation
 from busbar.workloads.serving.tally import Tally
 from busbar.workloads.serving.text import special_tokens
 from busbar.workloads.serving.token_rules import TokenRules
-from busbar.workloads.serving.vocabulary import Vocabulary
+from busbar.workloads.serving.vocabulary import vocabulary_of
 
 
 class EngineCore:
@@ -68,7 +68,7 @@ class EngineCore:
         self.scheduler = scheduler
         self.runner = runner
         self.tokenizer = tokenizer
-        self.vocabulary = Vocabulary(tokenizer)
+        self.vocabulary = vocabulary_of(tokenizer)
         self.metrics = metrics
         self.max_model_len = max_model_len
         self.speed = Speed()

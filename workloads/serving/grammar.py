@@ -22,6 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -259,7 +260,7 @@ class Grammars:
         """The tokens in the form that the package wants, made once."""
         with self._lock:
             if self._tokenizer is None:
-                self._tokenizer = _tokenizer(self._vocabulary, self._width, self._eos, self._special)
+                self._tokenizer = _tokenizer(self._vocabulary, self._width, tuple(self._eos), self._special)
             return self._tokenizer
 
 
@@ -268,7 +269,9 @@ class _Tokens:
 
     bos_token_id = None
 
-    def __init__(self, vocabulary: Vocabulary, width: int, eos: list[int], special: frozenset[int]) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, width: int, eos: tuple[int, ...], special: frozenset[int]
+    ) -> None:
         self._tokenizer = vocabulary.tokenizer
         self.eos_token_id = eos[0]
         self.tokens = [vocabulary.bytes_of(token) for token in range(width)]
@@ -280,11 +283,14 @@ class _Tokens:
         return ids
 
 
-def _tokenizer(vocabulary: Vocabulary, width: int, eos: list[int], special: frozenset[int]) -> LLTokenizer:
+@lru_cache(maxsize=2)
+def _tokenizer(
+    vocabulary: Vocabulary, width: int, eos: tuple[int, ...], special: frozenset[int]
+) -> LLTokenizer:
     from llguidance import LLTokenizer, TokenizerWrapper
 
     tokens = _Tokens(vocabulary, width, eos, special)
-    return LLTokenizer(TokenizerWrapper(tokens), n_vocab=width, eos_token=eos)
+    return LLTokenizer(TokenizerWrapper(tokens), n_vocab=width, eos_token=list(eos))
 
 
 def _json_source(spec: GrammarSpec) -> str:

@@ -14,7 +14,6 @@ import secrets
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -29,7 +28,7 @@ from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.passing import EnginePassage
 from busbar.workloads.serving.server import Server
 from busbar.workloads.serving.settings import ServerSettings
-from busbar.workloads.serving.text_model import TextFiles, TextModel, read_text_files
+from busbar.workloads.serving.text_model import TextFiles, TextModel, read_text, read_text_files
 
 log = logging.getLogger(__name__)
 EXIT_DONE, EXIT_FAILED, EXIT_CUT = 0, 1, 143
@@ -37,7 +36,11 @@ LAST_STATUS_S = 5.0
 """For reading the last status, where somebody does and streams have moved: within the pod's margin behind its drain."""
 ENGINE_END_S = engine_process.STEP_S + 3.0
 """For the engine's process after the front has dismissed it; then it is killed."""
-LOOK_S = 0.02
+
+
+def read_ahead(settings: ServerSettings) -> None:
+    """What servers that are forked from this process then need not read again. Raises ModelError."""
+    read_text(settings.engine.model_dir)
 
 
 def serve(settings: ServerSettings, on_ready: Callable[[Loaded], None] = lambda _: None) -> int:
@@ -159,15 +162,21 @@ async def _last_words(child: int) -> str:
 async def _reaped(child: int) -> int | None:
     """The exit code of the engine's process, minus the signal that ended it; None: it is known no more. One that does not
     end is killed."""
-    end = time.monotonic() + ENGINE_END_S
-    while True:
-        try:
-            found, status = os.waitpid(child, os.WNOHANG)  # noqa: ASYNC222 - it does not block
-        except ChildProcessError:
-            return None
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > end:
-            log.warning("the engine's process does not end; killing it")
-            os.kill(child, signal.SIGKILL)
-        await asyncio.sleep(LOOK_S)
+    try:
+        descriptor = os.pidfd_open(child)
+    except ProcessLookupError:
+        return None
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        async with asyncio.timeout(ENGINE_END_S):
+            await ended.wait()
+    except TimeoutError:
+        log.warning("the engine's process does not end; killing it")
+        os.kill(child, signal.SIGKILL)
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+    _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - it has ended
+    return os.waitstatus_to_exitcode(status)

@@ -1,6 +1,6 @@
 """Starts the server again when it crashes, within a second or so (`--keep-weights`).
 
-    supervisor      imports the engine once; computes nothing, and has no thread, which a fork would lose
+    supervisor      imports the engine and reads the model's text once; computes nothing, and has no thread, which a fork would lose
       └─ server     a fork of it, the front, with the engine's process as its own fork (`process.py`), in a process group of their
                     own: both end together, with an exit code, or because either is killed
 
@@ -29,6 +29,7 @@ from typing import NoReturn
 
 from busbar.kube.contracts.workload import MOST_CAUSE, ExitCode, RestartReport
 from busbar.workloads.machine.processes import end_process, end_with_parent
+from busbar.workloads.serving.errors import ServingError
 from busbar.workloads.serving.settings import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -162,9 +163,18 @@ class Supervisor:
 
 def supervised(settings: ServerSettings, serve: Serve) -> int:
     """The exit code. Where weights are kept, the server has a process of its own, and is followed by another one."""
-    return (
-        Supervisor().run(settings, serve) if settings.engine.keep_dir is not None else serve(settings, Told())
-    )
+    if settings.engine.keep_dir is None:
+        return serve(settings, Told())
+    prepare(settings)
+    return Supervisor().run(settings, serve)
+
+
+def prepare(settings: ServerSettings) -> None:
+    """What no server needs to do again: imports, and reading the model's text."""
+    from busbar.workloads.serving.process import read_ahead  # torch and all else takes seconds
+
+    with contextlib.suppress(ServingError):  # each server finds it, too, and says it
+        read_ahead(settings)
 
 
 def how(code: int) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -23,13 +24,20 @@ LONGEST_WAIT = 32
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The fast tokenizer of a model folder, without its training-time truncation and padding."""
+    """The fast tokenizer of a model folder, without its training-time truncation and padding. A file that this process, or one
+    that it was forked from, has read and that is still the same is not read again."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ModelFileMissing(
             f"{path} is missing: the engine needs a fast tokenizer (transformers' "
             "`tokenizer.save_pretrained` writes tokenizer.json)"
         )
+    state = path.stat()
+    return _read_tokenizer(path, (state.st_ino, state.st_size, state.st_mtime_ns))
+
+
+@lru_cache(maxsize=2)
+def _read_tokenizer(path: Path, state: tuple[int, ...]) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception

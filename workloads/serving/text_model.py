@@ -12,11 +12,12 @@ from busbar.workloads.serving.answer_text import AnswerText
 from busbar.workloads.serving.architecture import read_architecture
 from busbar.workloads.serving.chat import ChatTemplate, load_chat_template
 from busbar.workloads.serving.context_limits import ContextLimits
+from busbar.workloads.serving.grammar import Grammars
 from busbar.workloads.serving.openai_format import GrammarSpec
 from busbar.workloads.serving.sampling import SamplingParams
 from busbar.workloads.serving.text import load_tokenizer, special_tokens
 from busbar.workloads.serving.token_rules import TokenRules
-from busbar.workloads.serving.vocabulary import Vocabulary
+from busbar.workloads.serving.vocabulary import vocabulary_of
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,13 @@ def read_text_files(folder: Path) -> TextFiles:
     )
 
 
+def read_text(folder: Path) -> None:
+    """All that is read of a model's text once, and remembered. Raises ModelError."""
+    files = read_text_files(folder)
+    vocabulary, special = vocabulary_of(files.tokenizer), special_tokens(files.tokenizer)
+    Grammars(vocabulary, files.width, files.eos, special).prepare()
+
+
 class TextModel:
     """A model as text: its tokenizer, its template and its limits."""
 
@@ -49,7 +57,7 @@ class TextModel:
         self.template = files.template
         self.width = files.width
         self.hidden = files.hidden
-        self.vocabulary = Vocabulary(files.tokenizer)
+        self.vocabulary = vocabulary_of(files.tokenizer)
         self.special = special_tokens(files.tokenizer)
         """Tokens that are never part of a text."""
         self.rules = TokenRules(self.vocabulary, files.width, files.eos)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 
 from tokenizers import Tokenizer
 
@@ -74,6 +75,12 @@ class Vocabulary:
         once: str = self.tokenizer.decode([token], skip_special_tokens=False)
         twice: str = self.tokenizer.decode([token, token], skip_special_tokens=False)
         return twice[len(once) :].encode()
+
+
+@lru_cache(maxsize=2)
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    """The same one for the same tokenizer."""
+    return Vocabulary(tokenizer)
 
 
 def _decoder_kinds(tokenizer: Tokenizer) -> list[str]:
