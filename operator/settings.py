@@ -79,7 +79,8 @@ class Settings:
     resync_s: float = 300.0  # every object is reconciled at least this often
 
     round_debounce_s: float = 0.05  # events that arrive together are planned together
-    round_period_s: float = 10.0  # and a full plan is made at least this often while jobs wait
+    # and a full plan is made this often while jobs wait; where it takes half a second or more, up to once a minute
+    round_period_s: float = 10.0
     round_check_s: float = 1.0  # after a round with actions, the next round follows at the latest after this
     objective: Objective = "fairness"  # what the scheduler optimizes first
     usage_half_life_s: Positive = 7 * 86400.0  # fair share: half-life of past use

@@ -1,10 +1,11 @@
 """The scheduling loop: snapshot → plan → decisions, at once after an event and with a full plan periodically.
 
     events ──► wake ──(debounce)──► snapshot ──► react ──► decisions ──► each object's reconcile
-    clock  ──► every round_period_s while something waits: plan instead of react
+    clock  ──► every round_period_s while something waits, less often where that is costly: plan instead of react
 
 An event wakes a round if it asks for something or frees something (``wakes.py``). The round begins after three times
-the planning time of the last one, so rounds take a quarter of the time at most, however large the cluster is.
+the CPU time of the last answer to events, so these take a quarter of one core at most, however large the cluster is. Full
+plans take a twentieth where they are made once a minute or more often: a full plan does not hold up the next answers.
 
 Between two full plans ``react`` plans only for what differs between the last snapshot and this one; a waiting job
 that is not affected keeps its reason until the next full plan.
@@ -85,6 +86,10 @@ log = logging.getLogger(__name__)
 _CODE = attrgetter("code")
 FAULTS_LOGGED = 5  # of a refused plan, in the log
 WHOLE_COLLECTION = 6  # so many full plans; about a minute
+FULL_SHARE = 0.05
+"""Of one core, for full plans that are made more often than once in ``FULL_LONGEST_S``."""
+FULL_LONGEST_S = 60.0
+"""Full plans are at most so far apart while something waits, or a longer ``round_period_s``."""
 
 RELEASE_REASONS = {
     ActionKind.PREEMPT: "Preempted",
@@ -151,6 +156,8 @@ class Decided:
     """Waiting jobs that are in no plan, and why."""
     waiting: set[Item] | None = None
     """After a full plan: all objects that wait."""
+    cpu_s: float = 0.0
+    """Of the thread, for all of this."""
 
 
 class Rounds:
@@ -189,7 +196,8 @@ class Rounds:
         self._plans = 0
         self._explained: dict[str, tuple[str, str, float]] = {}
         self._waiting = False
-        self.took_s = 0.0  # the last round, from the snapshot to its decisions
+        # CPU time of the last answer to events, and of the last full plan, from the snapshot to the decisions
+        self.answer_cpu_s = self.full_cpu_s = 0.0
         self.forecasts: dict[
             str, Forecast
         ] = {}  # by job: forecasts that the next round passes to the reconciles
@@ -214,7 +222,12 @@ class Rounds:
     @property
     def debounce_s(self) -> float:
         """How long a round waits for further events after the first; never longer than the period."""
-        return min(max(self._settings.round_debounce_s, 3 * self.took_s), self._settings.round_period_s)
+        return min(max(self._settings.round_debounce_s, 3 * self.answer_cpu_s), self._settings.round_period_s)
+
+    @property
+    def full_period_s(self) -> float:
+        """How long after a full plan the next is due while something waits."""
+        return max(self._settings.round_period_s, min(self.full_cpu_s / FULL_SHARE, FULL_LONGEST_S))
 
     def watt_prices(self) -> dict[str, float]:
         """What a watt-hour costs on each power domain that holds jobs back, in work, by the last plan."""
@@ -254,7 +267,7 @@ class Rounds:
                 if not self._waiting:
                     continue
             self._wake.clear()
-            full = self._clock() - full_at >= period
+            full = self._clock() - full_at >= self.full_period_s
             if full:
                 full_at = self._clock()
             try:
@@ -295,7 +308,10 @@ class Rounds:
         turned, self.held_back = self.held_back.keys() ^ decided.held_back.keys(), decided.held_back
         for item in turned:
             self._controller.add(*item)
-        self.took_s = time.perf_counter() - started
+        if work.full:
+            self.full_cpu_s = decided.cpu_s
+        else:
+            self.answer_cpu_s = decided.cpu_s
         for item in decided.silent | decided.acting.keys():
             self.sentences.drop(item)
         if decided.waiting is not None:
@@ -327,6 +343,7 @@ class Rounds:
 
     def _round(self, work: Work) -> Decided:
         """From the objects to the decisions."""
+        began_s = time.thread_time()
         builder, snapshot = self._build(work)
         snapshot = self._with_reservations(snapshot)
         self._planned = False
@@ -350,6 +367,7 @@ class Rounds:
         else:
             silent = {Item(*changed) for changed in work.changes if not builder.waits(Item(*changed))}
             decided.silent = silent - due
+        decided.cpu_s = time.thread_time() - began_s
         return decided
 
     def _build(self, work: Work) -> tuple[SnapshotBuilder, Snapshot]:
