@@ -377,12 +377,13 @@ class Operator:
         self.rounds.changed(kind, key, new)
         if not self.synced:
             return
-        if matters(kind, old, new):
+        frees = matters(kind, old, new)
+        if frees:
             self.rounds.wake()
         if kind == "Pod":
             pod: Pod | None = new or old
             if pod is not None and pod.kind in OWNER_KIND:
-                self._owner_soon(pod)
+                self._owner_soon(pod, urgent=frees)
             if pod is not None and pod.kind == KIND_SERVICE:
                 self._routes_dirty.set()
             if old is None and new is not None and new.gated and is_claim(new):
@@ -430,12 +431,15 @@ class Operator:
             if pod.place == name and pod.kind in OWNER_KIND:
                 self._owner_soon(pod)
 
-    def _owner_soon(self, pod: Pod) -> None:
-        """Queues the pod's job or service; one of many pods a moment later, together with what the others do then."""
+    def _owner_soon(self, pod: Pod, *, urgent: bool = False) -> None:
+        """Queues the pod's job or service; one of many pods a moment later, together with what the others do then.
+
+        Where the pod frees something, its owner's status has to say so before a waiting job gets it: that goes first.
+        """
         item = Item(OWNER_KIND[pod.kind], Key(pod.key.namespace, pod.job))
         pods = self.caches.pods_named(pod)
         if pods <= FEW_PODS:
-            self.controller.add(*item)
+            self.controller.add(*item, urgent=urgent)
         else:
             self.controller.queue.later(item, min(MOST_GATHER_S, pods * GATHER_S))
 

@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 FENCED_AGAIN_S = 0.5
 """When a reconcile whose write was stopped is tried again; later where the lease takes longer to come back."""
+NO_PLACE_AGAIN_S = 1.0
+"""The first back-off of one that found no place for what it only tells: a try costs as much as one that writes. With each
+try it doubles, so what is told late is at most twice as late as it would have to be."""
 
 
 class Item(NamedTuple):
@@ -66,10 +69,10 @@ class Controller:
     def handles(self, kind: str, handler: Handler) -> None:
         self._handlers[kind] = handler
 
-    def add(self, kind: str, key: Key) -> None:
-        """Queues an object for a reconcile."""
+    def add(self, kind: str, key: Key, *, urgent: bool = False) -> None:
+        """Queues an object for a reconcile; ``urgent``: before all that are not."""
         if kind in self._handlers:
-            self.queue.add(Item(kind, key))
+            self.queue.add(Item(kind, key), urgent=urgent)
 
     async def run(self) -> None:
         """Runs the workers until cancelled."""
@@ -112,7 +115,7 @@ class Controller:
                 self.queue.later(item, FENCED_AGAIN_S)
             except LaneFull:
                 result = "later"
-                self.queue.failed(item)
+                self.queue.failed(item, least_s=NO_PLACE_AGAIN_S)
             except (Conflict, NotFound) as error:
                 # Somebody else wrote it or deleted it; the watch will report that soon.
                 result = "conflict"

@@ -53,6 +53,7 @@ from busbar.operator.training.status import (
     with_image,
     with_power,
     with_readings,
+    with_start,
 )
 from busbar.operator.training.substitute import on_another_node
 from busbar.operator.training.view import (
@@ -374,18 +375,12 @@ def _running(view: JobView, current: dict[int, Pod], admission: Admission) -> Jo
         return JobUpdate(
             new, (), min(MOUNTED_WITHIN_S, view.settings.unschedulable_s, view.settings.gang_timeout_s)
         )
-    started = max((p.started_at or view.now for p in current.values()), default=view.now)
-    fields = {
-        "pods": PodCounts(ready=running, total=len(current)),
-        "start_time": status.start_time or started,
-    }
-    if admission.started_at is None:
-        fields["admission"] = admission.model_copy(update={"started_at": started})
+    counted = status.model_copy(update={"pods": PodCounts(ready=running, total=len(current))})
     text = f"Attempt {status.attempt} runs on {', '.join(dict.fromkeys(admission.nodes))}."
     refused = view.refusals.get(current[0].uid) if 0 in current else None
     if refused is not None:
         text = f"{text} Its progress cannot be read: {refused}."
-    new = with_image(view, status.model_copy(update=fields), current)
+    new = with_image(view, with_start(counted, current, view.now), current)
     new = in_phase(view, new, TrainingPhase.RUNNING, Reason.RUNNING, text)
     new = with_degraded(view, with_power(view, with_readings(view, new, current)))
     if new.phase is status.phase and not numbers_due(view, new):

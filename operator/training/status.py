@@ -147,10 +147,34 @@ def with_image(view: JobView, status: TrainingJobStatus, current: dict[int, Pod]
     return status.model_copy(update={"admission": admission.model_copy(update={"image": image})})
 
 
+def with_start(
+    status: TrainingJobStatus, current: dict[int, Pod], unknown: datetime | None = None
+) -> TrainingJobStatus:
+    """The status with the moment at which all pods of the attempt ran; as it is where not all have run.
+
+    Args:
+        unknown: counts for pods that do not say when they began.
+    """
+    admission = status.admission
+    if admission is None or len(current) < admission.pods:
+        return status
+    began = [p.started_at or (p.exit.started_at if p.exit else None) or unknown for p in current.values()]
+    known = [moment for moment in began if moment is not None]
+    if len(known) < len(began):
+        return status
+    started = max(known)
+    fields: dict[str, object] = {"start_time": status.start_time or started}
+    if admission.started_at is None:
+        fields["admission"] = admission.model_copy(update={"started_at": started})
+    return status.model_copy(update=fields)
+
+
 def with_exit_messages(
     view: JobView, status: TrainingJobStatus, current: dict[int, Pod]
 ) -> TrainingJobStatus:
-    """The last numbers of an ended attempt, from rank 0's termination message, else from its last reading."""
+    """What is told of an ended attempt: its start, where it ended before that was written, and its last numbers, from
+    rank 0's termination message, else from its last reading."""
+    status = with_start(status, current)
     if status.admission is not None and status.admission.image is not None:
         status = with_image(view, status, current)
     lead = current.get(0)

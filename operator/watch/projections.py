@@ -68,6 +68,7 @@ class Exit:
     reason: str
     message: str  # the termination message
     finished_at: datetime | None
+    started_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +399,7 @@ def _exit(terminated: dict[str, Any] | None) -> Exit | None:
         reason=str(terminated.get("reason") or ""),
         message=str(terminated.get("message") or ""),
         finished_at=time_of(terminated.get("finishedAt")),
+        started_at=time_of(terminated.get("startedAt")),
     )
 
 

@@ -1,9 +1,11 @@
 """How many writes are in flight, and whose turn is next.
 
-Two lanes: what starts and stops jobs goes before what is only told (reasons, forecasts, counts, events). The number
-of writes in flight follows the server: it grows by one for each round of answers in time, and is halved when an
-answer is late, missing or 429, 503 or 504, once for all writes that were under way then (additive increase,
-multiplicative decrease, as TCP). What is told has half of the places at most, so an admission finds one soon.
+Three lanes: statuses that give or free a place go first, because a place is unused until they are written; then what
+else starts and stops jobs (their pods, their phases); then what is only told (that they start or run, reasons, forecasts,
+counts, events). So a late server holds up jobs that have their places, and no place that is free. The number of writes
+in flight follows the server: it grows by one for each round of answers in time, and is halved when an answer is late,
+missing or 429, 503 or 504, once for all writes that were under way then (additive increase, multiplicative decrease, as
+TCP). What is told has half of the places at most, so an admission finds one soon.
 
 A caller waits for its place before its request is built and sent: time limits of the client begin afterwards.
 """
@@ -29,8 +31,9 @@ _BUSY = frozenset({429, 503, 504})
 class Lane(IntEnum):
     """In the order in which they go."""
 
-    ACT = 0
-    TELL = 1
+    PLACE = 0
+    ACT = 1
+    TELL = 2
 
 
 class Lanes:

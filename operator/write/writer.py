@@ -19,8 +19,10 @@ from busbar.kube.client import JSON_PATCH, KubeClient, Object, Preconditions
 from busbar.kube.errors import AlreadyExists, ApiError, Conflict, ConnectionFailed, Invalid, NotFound
 from busbar.kube.informer import Cache, Key
 from busbar.kube.resources import NODES, PODS, Resource
+from busbar.kube.types import TrainingPhase
 from busbar.kube.types.meta import LABEL_ADMISSION_ID, SCHEDULING_GATE
 from busbar.kube.types.meta import Resource as Model
+from busbar.kube.types.training_status import TERMINAL_PHASES
 from busbar.operator.errors import LaneFull
 from busbar.operator.metrics import Metrics
 from busbar.operator.watch.projections import HOSTNAME
@@ -40,6 +42,8 @@ from busbar.operator.write.lanes import Lane, Lanes
 from busbar.scheduler.power import DomainFault
 
 FIELD_MANAGER = "busbar-operator"
+TOLD_PHASES = frozenset({TrainingPhase.QUEUED, TrainingPhase.STARTING, TrainingPhase.RUNNING})
+"""Phases that only say what has happened; a later status says it as well where such a one finds no place in time."""
 _WARNINGS = frozenset(
     {
         "Failed",
@@ -112,7 +116,7 @@ class Writer:
             return
         meta = obj.metadata
         patch = {"metadata": {"resourceVersion": meta.resource_version}, "status": difference}
-        lane = Lane.ACT if acts else lane_of(old, wire)
+        lane = min(lane_of(old, wire), Lane.ACT if acts else Lane.TELL)
         if lane is Lane.TELL and not waits and not self._lanes.has_room(lane):
             raise LaneFull(f"{resource.kind} {meta.name}: there is no place for its status")
         sent = self._client.patch(resource, meta.name, patch, meta.namespace, subresource="status")
@@ -313,13 +317,16 @@ def _announced(status: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def lane_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> Lane:
-    """What starts, stops or ends something acts; reasons, forecasts, counts and progress only tell."""
+    """What gives or frees a place goes first; what else starts or stops something acts; that something starts or runs,
+    reasons, forecasts, counts and progress are only told."""
     if any(old.get(key) != new.get(key) for key in ("release", "desiredReplicas")):
-        return Lane.ACT
+        return Lane.PLACE
     if (old.get("admission") or {}).get("id") != (new.get("admission") or {}).get("id"):
-        return Lane.ACT
+        return Lane.PLACE
     phase = new.get("phase")
-    return Lane.ACT if phase not in (old.get("phase"), "Queued") else Lane.TELL
+    if phase == old.get("phase") or phase in TOLD_PHASES:
+        return Lane.TELL
+    return Lane.PLACE if phase in TERMINAL_PHASES else Lane.ACT
 
 
 def merge_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ async def test_a_write_that_was_stopped_or_had_no_place_is_made_later(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FENCED_AGAIN_S", 0.01)
+    monkeypatch.setattr(module, "NO_PLACE_AGAIN_S", 0.01)
     controller, done, tries = Controller(Metrics(), workers=1), asyncio.Event(), 0
 
     async def reconcile(key: Key, decisions: tuple[Decision, ...]) -> None:
@@ -66,7 +67,8 @@ async def test_paused_workers_begin_nothing_new() -> None:
     workers.cancel()
 
 
-async def test_objects_that_find_no_place_are_tried_less_and_less() -> None:
+async def test_objects_that_find_no_place_are_tried_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NO_PLACE_AGAIN_S", 0.02)
     controller, tries = Controller(Metrics(), workers=1, backoff_s=(0.02, 60.0)), 0
 
     async def reconcile(key: Key, decisions: tuple[Decision, ...]) -> None:

@@ -21,6 +21,29 @@ async def test_a_key_added_while_it_is_worked_on_runs_once_more() -> None:
     assert queue.idle
 
 
+async def test_urgent_keys_go_first_in_their_order_and_each_key_once() -> None:
+    queue: KeyQueue[str] = KeyQueue()
+    queue.add("a")
+    queue.add("b")
+    queue.add("c", urgent=True)
+    queue.add("b", urgent=True)
+    queue.add("c")
+    assert len(queue) == 3
+    assert [await queue.get() for _ in range(3)] == ["c", "b", "a"]
+    assert len(queue) == 0
+
+
+async def test_a_key_that_becomes_urgent_while_it_is_worked_on_is_urgent_afterwards() -> None:
+    queue: KeyQueue[str] = KeyQueue()
+    queue.add("a")
+    assert await queue.get() == "a"
+    queue.add("b")
+    queue.add("a", urgent=True)
+    queue.add("a")
+    queue.done("a")
+    assert await queue.get() == "a"
+
+
 async def test_failures_in_a_row_wait_longer_and_a_success_forgets_them() -> None:
     queue: KeyQueue[str] = KeyQueue(backoff_s=(1.0, 5.0))
     waits = [queue.failed("a") for _ in range(5)]
@@ -28,6 +51,14 @@ async def test_failures_in_a_row_wait_longer_and_a_success_forgets_them() -> Non
     assert waits[-1] <= 5.0
     queue.succeeded("a")
     assert queue.failed("a") <= 1.0
+    queue.close()
+
+
+async def test_a_failure_may_begin_with_a_longer_pause() -> None:
+    queue: KeyQueue[str] = KeyQueue(backoff_s=(1.0, 10.0))
+    waits = [queue.failed("a", least_s=4.0) for _ in range(3)]
+    assert 2.0 <= waits[0] <= 4.0 <= waits[1] <= 8.0
+    assert 5.0 <= waits[2] <= 10.0
     queue.close()
 
 

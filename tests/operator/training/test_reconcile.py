@@ -212,6 +212,26 @@ def test_a_success_takes_its_numbers_from_the_termination_message() -> None:
     assert update.status.output_uri == "pvc://claim/model"
 
 
+def test_a_job_that_ended_before_it_was_seen_to_run_says_when_it_began() -> None:
+    began = NOW - timedelta(seconds=10)
+    pod_ = ended()
+    assert pod_.exit is not None
+    told = replace(pod_, exit=replace(pod_.exit, started_at=began))
+    update = reconcile(view(admitted(job()), told))
+    assert phase(update) == "Succeeded"
+    assert update.status is not None
+    assert update.status.admission is not None
+    assert (update.status.start_time, update.status.admission.started_at) == (began, began)
+
+
+def test_an_attempt_of_which_not_all_pods_have_run_says_no_start() -> None:
+    first = replace(running(0), started_at=NOW)
+    update = reconcile(view(admitted(gang(2), pods=2), first, ended(1, 1)))
+    assert phase(update) == "Queued"
+    assert update.status is not None
+    assert update.status.start_time is None
+
+
 def test_a_failure_counts_and_waits_twice_as_long_each_time() -> None:
     waits = []
     for restarts in (0, 1, 2):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import pytest
 from tests.operator.builders import NOW
@@ -69,6 +69,17 @@ def test_a_pod_that_the_cluster_stops_ends_by_no_fault(
 ) -> None:
     assert failed(reason, message, *conditions).evicted
     assert not failed("", "", "Ready").evicted
+
+
+def test_the_end_of_a_pod_says_when_it_began() -> None:
+    times = {"startedAt": "2026-11-21T11:59:50Z", "finishedAt": "2026-11-21T12:00:00Z"}
+    status = {
+        "phase": "Succeeded",
+        "containerStatuses": [{"state": {"terminated": {"exitCode": 0, **times}}}],
+    }
+    done = project_pod({"metadata": {"name": "p", "namespace": "n"}, "spec": {}, "status": status})
+    assert done.exit is not None
+    assert (done.exit.started_at, done.exit.finished_at) == (NOW - timedelta(seconds=10), NOW)
 
 
 def test_a_pod_with_odd_annotations_is_read_like_any_other() -> None:

@@ -40,6 +40,20 @@ async def test_an_admission_goes_before_what_was_queued_to_be_told() -> None:
     assert order == ["told 0", "act 0", "act 1", "told 1", "told 2"]
 
 
+async def test_a_place_is_given_before_the_pods_of_those_that_have_one_are_made() -> None:
+    lanes, done, order = Lanes(4), asyncio.Event(), list[str]()
+    lanes.limit = 1.0
+    lane = {"pod": Lane.ACT, "told": Lane.TELL, "admission": Lane.PLACE, "end": Lane.PLACE}
+    tasks = [asyncio.create_task(write(lanes, Lane.ACT, done, order, "first"))]
+    tasks += [asyncio.create_task(write(lanes, lane[name], done, order, name)) for name in lane]
+    await asyncio.sleep(0)
+    assert not lanes.has_room(Lane.PLACE)
+    lanes.limit = 3.0
+    done.set()
+    await asyncio.gather(*tasks)
+    assert order == ["first", "admission", "end", "pod", "told"]
+
+
 async def test_a_cancelled_turn_gives_its_place_to_the_next() -> None:
     lanes, done, order = Lanes(4), asyncio.Event(), list[str]()
     lanes.limit = 2.0
@@ -112,16 +126,21 @@ async def test_writes_that_were_under_way_together_cost_once_and_good_answers_br
     [
         ({}, {"phase": "Queued", "reason": "FairShare"}, Lane.TELL),
         ({"phase": "Queued"}, {"phase": "Queued", "message": "other"}, Lane.TELL),
-        ({"phase": "Queued"}, {"phase": "Admitted", "admission": {"id": "a-1"}}, Lane.ACT),
+        ({"phase": "Queued"}, {"phase": "Admitted", "admission": {"id": "a-1"}}, Lane.PLACE),
+        ({"phase": "Queued"}, {"phase": "Suspended"}, Lane.ACT),
+        ({"phase": "Admitted"}, {"phase": "Starting"}, Lane.TELL),
+        ({"phase": "Admitted"}, {"phase": "Running"}, Lane.TELL),
         ({"phase": "Running"}, {"phase": "Running", "progress": {"step": 2}}, Lane.TELL),
-        ({"phase": "Running"}, {"phase": "Succeeded"}, Lane.ACT),
-        ({"phase": "Running"}, {"phase": "Running", "release": {"reason": "Preempted"}}, Lane.ACT),
-        ({"phase": "Preempting", "admission": {"id": "a-1"}}, {"phase": "Queued"}, Lane.ACT),
-        ({"desiredReplicas": 1}, {"desiredReplicas": 2}, Lane.ACT),
+        ({"phase": "Running"}, {"phase": "Succeeded"}, Lane.PLACE),
+        ({"phase": "Running"}, {"phase": "Failed"}, Lane.PLACE),
+        ({"phase": "Succeeded"}, {"phase": "Succeeded", "message": "other"}, Lane.TELL),
+        ({"phase": "Running"}, {"phase": "Running", "release": {"reason": "Preempted"}}, Lane.PLACE),
+        ({"phase": "Preempting", "admission": {"id": "a-1"}}, {"phase": "Queued"}, Lane.PLACE),
+        ({"desiredReplicas": 1}, {"desiredReplicas": 2}, Lane.PLACE),
         ({"allocated": 1}, {"allocated": 2}, Lane.TELL),
     ],
 )
-def test_what_starts_or_stops_something_acts_and_the_rest_tells(
+def test_what_gives_or_frees_a_place_goes_first_and_what_only_tells_something_last(
     old: dict[str, Any], new: dict[str, Any], lane: Lane
 ) -> None:
     assert lane_of(old, new) is lane
