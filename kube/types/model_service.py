@@ -21,6 +21,7 @@ from busbar.kube.types.meta import (
     SpecModel,
     short_name_rule,
 )
+from busbar.kube.types.quantity import to_bytes
 from busbar.kube.types.rules import Rule, exactly_one_of, immutable
 from busbar.kube.types.service_access import Access
 from busbar.kube.types.service_status import ModelServiceStatus
@@ -225,6 +226,11 @@ class ModelServiceSpec(SpecModel):
             cel="!has(self.prefillReplicas) || !has(self.scaling) || !has(self.scaling.minZones)",
             message="prefillReplicas and scaling.minZones are not built together; leave one of them out",
             holds=lambda spec: spec.prefill_replicas is None or spec.scaling.min_zones is None,
+        ),
+        Rule(
+            cel="!has(self.kvCacheMemory) || string(self.kvCacheMemory).matches('^[0-9.]*[1-9]')",
+            message="kvCacheMemory must be more than 0; write an amount such as 2Gi, or leave it out",
+            holds=lambda spec: spec.kv_cache_memory is None or to_bytes(spec.kv_cache_memory) > 0,
         ),
         immutable("prefillReplicas", while_running=True),
         immutable("engine", required=True),

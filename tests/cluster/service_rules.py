@@ -28,6 +28,13 @@ BUILTIN: Change = {"spec/image": ..., "spec/engine": "builtin"}
 SERVICE = (
     Row(
         m.model_service,
+        "spec",
+        "kvCacheMemory must be more than 0; write an amount such as 2Gi, or leave it out",
+        {"spec/kvCacheMemory": "0.0Gi", **BUILTIN},
+        {"spec/kvCacheMemory": "0.05Gi", **BUILTIN},
+    ),
+    Row(
+        m.model_service,
         "spec.access.tenants[]",
         "guaranteedKv must not be greater than maxKv",
         {"spec/access": {"tenants": [{"name": "guest", "guaranteedKv": 0.5, "maxKv": 0.25}]}, **BUILTIN},
