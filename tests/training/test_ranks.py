@@ -25,9 +25,9 @@ from busbar.workloads.training.division import divide, micro_batch_seed
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.meeting import StoreMeeting
-from busbar.workloads.training.model import measure_demand, open_model
+from busbar.workloads.training.model import demand_of, measure_demand, measure_peaks, open_model
 from busbar.workloads.training.packing import BEGINS, NOT_LEARNED, Packed
-from busbar.workloads.training.plan import MemoryLimits, lay_out
+from busbar.workloads.training.plan import Demand, MemoryLimits, lay_out
 from busbar.workloads.training.prediction import most_micro_batches
 from busbar.workloads.training.ranks import Alone, Gang, Ranks
 from busbar.workloads.training.settings import EXACT
@@ -197,30 +197,61 @@ def packed(document: dict[str, Any], *, masked: bool = False) -> Packed:
     return Packed.cut(tokens, SEQUENCE, 0, count)
 
 
-def make_trainer(document: dict[str, Any], ranks: Ranks, base: Path | None = None) -> Trainer:
+RANKS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys([*CASES, *DIVIDED, *TILES, *DIVIDED_BASES, "adapter"], (1, 2, 4)),
+    **dict.fromkeys(["fast", *(f"fast, {sharding}" for sharding in SHARDINGS)], (2,)),
+}
+"""How many train each document."""
+DOCUMENTS: dict[str, dict[str, Any]] = {
+    **CASES,
+    **DIVIDED,
+    **TILES,
+    **DIVIDED_BASES,
+    "adapter": ADAPTER,
+    "fast": engine(steps=STEPS, **FAST),
+    **{
+        f"fast, {sharding}": engine(steps=STEPS, parallelism={"sharding": sharding}, **FAST_DIVIDED)
+        for sharding in SHARDINGS
+    },
+}
+Demands = dict[tuple[str, int], Demand]
+"""By the document's name and the number of ranks."""
+
+
+def make_trainer(
+    document: dict[str, Any], ranks: Ranks, base: Path | None = None, demand: Demand | None = None
+) -> Trainer:
     spec = parse_engine(document)
     recipe = open_model(spec, base, VOCABULARY, 0)
-    demand = measure_demand(recipe, spec, CPU, ranks.size)
+    demand = demand or measure_demand(recipe, spec, CPU, ranks.size)
     limits = MemoryLimits(None, None, True)
     half = spec.mode == "auto"
     plan = lay_out(demand, limits, "optimizer-offload", 2) if half else make_plan(demand, limits, spec.mode)
     return Trainer(spec, recipe, plan, CPU, ranks=ranks)
 
 
+def make_tiles_small(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tiled_loss, "TILE", 20)
+    patch.setattr(tiled_mlp, "mlp_tile_rows", lambda tokens: 20)
+
+
 def train_in_gang(
-    gang: Gang, meeting: StoreMeeting, given: tuple[dict[str, dict[str, Any]], Path]
+    gang: Gang, meeting: StoreMeeting, given: tuple[dict[str, dict[str, Any]], Demands, Path]
 ) -> dict[str, Any]:
-    tiled_loss.TILE = 20  # in this rank's process
-    setattr(tiled_mlp, "mlp_tile_rows", lambda tokens: 20)  # noqa: B010
-    return train(gang, *given)
+    with pytest.MonkeyPatch.context() as patch:
+        make_tiles_small(patch)
+        return train(gang, *given)
 
 
-def train(ranks: Ranks, documents: dict[str, dict[str, Any]], base: Path | None = None) -> dict[str, Any]:
-    """Losses, weights and memory of each case."""
+def train(
+    ranks: Ranks, documents: dict[str, dict[str, Any]], demands: Demands, base: Path | None = None
+) -> dict[str, Any]:
+    """Losses, weights and memory of each case; what has no entry in `demands` is measured."""
     plan_module.MIN_CHUNK = 4096
     found = {}
     for name, document in documents.items():
-        trainer = make_trainer(document, ranks, base if "uri" in document["model"] else None)
+        of = base if "uri" in document["model"] else None
+        trainer = make_trainer(document, ranks, of, demands.get((name, ranks.size)))
         if "not finite" in name and ranks.rank == ranks.size - 1:
             spoil_second_step(trainer)
         data = packed(document, masked="rows" in name)
@@ -331,30 +362,42 @@ def plainly(name: str, document: dict[str, Any]) -> tuple[list[float], dict[str,
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory, base: Path) -> list[Any]:
-    documents = {**CASES, **DIVIDED, **TILES, **DIVIDED_BASES, "adapter": ADAPTER}
-    documents["fast"] = engine(steps=STEPS, **FAST)
-    for sharding in SHARDINGS:
-        documents[f"fast, {sharding}"] = engine(
-            steps=STEPS, parallelism={"sharding": sharding}, **FAST_DIVIDED
-        )
-    return run_gang(2, train_in_gang, (documents, base), tmp_path_factory.mktemp("two"))
+def demands(base: Path) -> Demands:
+    """The peaks of activations do not depend on the number of ranks: each document's are measured once."""
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        make_tiles_small(patch)
+        for name, document in DOCUMENTS.items():
+            spec = parse_engine(document)
+            recipe = open_model(spec, base if "uri" in document["model"] else None, VOCABULARY, 0)
+            measured = measure_peaks(recipe, spec, CPU)
+            found.update({(name, ranks): demand_of(recipe, spec, *measured, ranks) for ranks in RANKS[name]})
+    return found
+
+
+def in_gang(ranks: int, demands: Demands, base: Path, folder: Path) -> list[Any]:
+    documents = {name: document for name, document in DOCUMENTS.items() if ranks in RANKS[name]}
+    return run_gang(ranks, train_in_gang, (documents, demands, base), folder)
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory, base: Path) -> list[Any]:
-    documents = {**CASES, **DIVIDED, **TILES, **DIVIDED_BASES, "adapter": ADAPTER}
-    return run_gang(4, train_in_gang, (documents, base), tmp_path_factory.mktemp("four"))
+def two(tmp_path_factory: pytest.TempPathFactory, demands: Demands, base: Path) -> list[Any]:
+    return in_gang(2, demands, base, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory, demands: Demands, base: Path) -> list[Any]:
+    return in_gang(4, demands, base, tmp_path_factory.mktemp("four"))
 
 
 @pytest.mark.parametrize("name", [*CASES, *DIVIDED])
 def test_one_two_and_four_ranks_equal_a_plain_loop_in_fixed_order(
-    name: str, two: list[Any], four: list[Any], monkeypatch: pytest.MonkeyPatch
+    name: str, two: list[Any], four: list[Any], demands: Demands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
     document = {**CASES, **DIVIDED}[name]
     losses, weights = plainly(name, document)
-    alone = train(Alone(), {name: document})
+    alone = train(Alone(), {name: document}, demands)
     for world in ([alone], two, four):
         for found in world:
             assert found[name][0] == losses
@@ -364,12 +407,11 @@ def test_one_two_and_four_ranks_equal_a_plain_loop_in_fixed_order(
 
 @pytest.mark.parametrize("name", TILES)
 def test_tiles_have_the_same_bits_on_one_two_and_four_ranks(
-    name: str, two: list[Any], four: list[Any], monkeypatch: pytest.MonkeyPatch
+    name: str, two: list[Any], four: list[Any], demands: Demands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
-    monkeypatch.setattr(tiled_loss, "TILE", 20)
-    monkeypatch.setattr(tiled_mlp, "mlp_tile_rows", lambda tokens: 20)
-    alone = train(Alone(), {name: TILES[name]})[name]
+    make_tiles_small(monkeypatch)
+    alone = train(Alone(), {name: TILES[name]}, demands)[name]
     for world in (two, four):
         for found in world:
             assert found[name][0] == alone[0]
@@ -378,11 +420,16 @@ def test_tiles_have_the_same_bits_on_one_two_and_four_ranks(
 
 @pytest.mark.parametrize("name", DIVIDED_BASES)
 def test_an_adapter_of_a_divided_base_has_the_bits_of_one_process(
-    name: str, two: list[Any], four: list[Any], base: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    two: list[Any],
+    four: list[Any],
+    demands: Demands,
+    base: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The ranks train what one does, and of the base each has its slices of the blocks, and what is around them."""
     monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
-    alone = train(Alone(), {name: DIVIDED_BASES[name]}, base)[name]
+    alone = train(Alone(), {name: DIVIDED_BASES[name]}, demands, base)[name]
     around = 4 * (VOCABULARY + 1) * LLAMA["hidden_size"]
     for ranks, world in ((2, two), (4, four)):
         for rank, found in enumerate(world):
@@ -397,10 +444,10 @@ def test_an_adapter_of_a_divided_base_has_the_bits_of_one_process(
 
 
 def test_an_adapter_has_the_same_bits_on_one_two_and_four_ranks(
-    two: list[Any], four: list[Any], base: Path, monkeypatch: pytest.MonkeyPatch
+    two: list[Any], four: list[Any], demands: Demands, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
-    alone = train(Alone(), {"adapter": ADAPTER}, base)["adapter"]
+    alone = train(Alone(), {"adapter": ADAPTER}, demands, base)["adapter"]
     for found in [*two, *four]:
         assert found["adapter"][0] == alone[0]
         assert all(torch.equal(found["adapter"][1][key], each) for key, each in alone[1].items())
@@ -412,7 +459,7 @@ def test_the_fast_order_is_near_the_fixed_one(two: list[Any]) -> None:
     assert first[0] == second[0]
     assert first[3] == second[3]
     assert all(torch.equal(first[1][key], second[1][key]) for key in first[1])
-    alone = train(Alone(), {"fast": engine(steps=STEPS, **{**FAST, "parallelism": FIXED})})
+    alone = train(Alone(), {"fast": engine(steps=STEPS, **{**FAST, "parallelism": FIXED})}, {})
     assert first[0] == pytest.approx(alone["fast"][0], rel=1e-4)
 
 
@@ -425,7 +472,7 @@ def test_in_fast_order_ranks_may_have_different_numbers_of_micro_batches(
     assert first[3] == second[3]
     if sharding != "parameters":
         assert all(torch.equal(first[1][key], second[1][key]) for key in first[1])
-    alone = train(Alone(), {"alone": engine(steps=STEPS, **FAST_DIVIDED, parallelism=FIXED)})
+    alone = train(Alone(), {"alone": engine(steps=STEPS, **FAST_DIVIDED, parallelism=FIXED)}, {})
     assert first[0] == pytest.approx(alone["alone"][0], rel=1e-4)
 
 

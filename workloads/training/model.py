@@ -14,7 +14,7 @@ import torch
 
 from busbar.workloads.training import adapter as adapters
 from busbar.workloads.training import documents, sequence_parallel, tiled_mlp
-from busbar.workloads.training.activations import peak_activation_bytes
+from busbar.workloads.training.activations import Peaks, peak_activation_bytes
 from busbar.workloads.training.block_slots import frozen_in_blocks, shares_blocks
 from busbar.workloads.training.division import FIXED, divide
 from busbar.workloads.training.drawing import Drawing
@@ -322,7 +322,14 @@ def check_causal(model: torch.nn.Module, vocabulary: int) -> None:
 
 def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device, ranks: int = 1) -> Demand:
     """Group sizes and peak activations, found on fake tensors: nothing is allocated. Raises InvalidJob."""
-    division = divide(spec.batch.sequences, spec.batch.micro_batch, ranks, spec.order, spec.sequence)
+    divide(spec.batch.sequences, spec.batch.micro_batch, ranks, spec.order, spec.sequence)  # refused at once
+    return demand_of(recipe, spec, *measure_peaks(recipe, spec, device), ranks)
+
+
+def measure_peaks(
+    recipe: ModelRecipe, spec: EngineSpec, device: torch.device
+) -> tuple[torch.nn.Module, Peaks]:
+    """The fake model and the peaks of its activations, which any number of ranks has. Raises InvalidJob."""
     try:
         model, peaks = peak_activation_bytes(
             recipe.shadow(device),
@@ -347,6 +354,14 @@ def measure_demand(recipe: ModelRecipe, spec: EngineSpec, device: torch.device, 
             f"{spec.activations} is not possible with this {type(model).__name__}: {peaks.why_not}",
             "keep them",
         )
+    return model, peaks
+
+
+def demand_of(
+    recipe: ModelRecipe, spec: EngineSpec, model: torch.nn.Module, peaks: Peaks, ranks: int
+) -> Demand:
+    """What `measure_peaks` found, as a number of ranks divides it. Raises InvalidJob."""
+    division = divide(spec.batch.sequences, spec.batch.micro_batch, ranks, spec.order, spec.sequence)
     groups = tuple(group.size for group in make_groups(model, ranks))
     merges = recipe.adapter is not None and recipe.adapter.merge
     return Demand(
