@@ -33,12 +33,17 @@ providers._get_local_constants = Constants
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse a test whose tier looks in other folders: it would never run."""
+    """Refuse a test whose tier looks in other folders, which would never run, and one of two tiers."""
     for item in items:
         folder = item.path.relative_to(config.rootpath).parent
-        for tier in TIERS:
-            if item.get_closest_marker(tier.marker or "-") is None:
-                continue
+        marks = {mark.name for mark in item.iter_markers()}
+        found = [tier for tier in TIERS if tier.marker in marks and tier.without not in marks]
+        if len(found) > 1:
+            raise pytest.UsageError(
+                f"{item.nodeid} would run in the tiers {' and '.join(tier.name for tier in found)}: "
+                "say in tools/tiers.py which of them leaves it out"
+            )
+        for tier in found:
             if not any(folder.is_relative_to(place) for place in tier.where):
                 raise pytest.UsageError(
                     f"{item.nodeid} has the marker `{tier.marker}`, and the tier {tier.name} looks in "

@@ -29,6 +29,8 @@ SUMMARY = re.compile(r"(\d+) (passed|failed|error|errors|skipped|xfailed|xpassed
 class Tier:
     """One tier: ``prepare`` commands, then pytest with ``marker`` in the folders ``where``; ``budget_min`` in minutes.
 
+    Tests that have the marker ``without`` too belong to the tier of that one.
+
     ``workers`` processes run a tier whose tests are independent, file by file: those with the most tests first, or, where
     files of few tests are the long ones, in ``listed`` order. ``names`` prints each test as it ends, for tests that take
     minutes.
@@ -42,6 +44,12 @@ class Tier:
     listed: bool = False
     names: bool = False
     prepare: tuple[tuple[str, ...], ...] = ()
+    without: str = ""
+
+    @property
+    def selection(self) -> str:
+        """What pytest selects by."""
+        return f"{self.marker} and not {self.without}" if self.without else self.marker
 
 
 UNIT_MARKER = "not apiserver and not node and not browser and not postgres and not engine"
@@ -56,7 +64,15 @@ TIERS = (
     ),
     Tier("check", 2, prepare=(("make", "--no-print-directory", "check"),)),
     Tier("unit", 1, UNIT_MARKER, workers=2),
-    Tier("apiserver", 6, "apiserver", ("tests/api", "tests/charts", "tests/cluster"), workers=2, listed=True),
+    Tier(
+        "apiserver",
+        6,
+        "apiserver",
+        ("tests/api", "tests/charts", "tests/cluster"),
+        workers=2,
+        listed=True,
+        without="postgres",
+    ),
     Tier("engines", 8, "engine", ("tests/gateway", "tests/serving", "tests/training"), workers=2),
     Tier("portal", 4, "browser", ("tests/portal",), names=True),
     Tier("postgres", 2, "postgres", ("tests/api", "tests/gateway")),
@@ -82,7 +98,7 @@ def run_pytest(tier: Tier, outcome: Outcome) -> bool:
         "pytest",
         *tier.where,
         "-m",
-        tier.marker,
+        tier.selection,
         "--durations=5",
         "-v" if tier.names else "-q",
         "--color=no",
