@@ -47,6 +47,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from benchmarks.gpu.serving import make_model
+from tests.serving.processes import with_descendants
 from tokenizers import Tokenizer, models
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -142,11 +143,7 @@ class Server:
     @property
     def processes(self) -> list[int]:
         """Those that live, parents first: what starts servers, if there is one, the front, and the engine."""
-        found = [self.process.pid]
-        for pid in found:
-            with suppress(OSError):
-                found += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-        return found
+        return with_descendants(self.process.pid)
 
     @property
     def cpu_s(self) -> float:

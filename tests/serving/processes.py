@@ -26,6 +26,15 @@ REPOSITORY = Path(__file__).parents[2]
 START_LIMIT_S = 90.0
 
 
+def with_descendants(pid: int) -> list[int]:
+    """The process and those that descend from it and live, parents first."""
+    found = [pid]
+    for each in found:
+        with suppress(OSError):
+            found += map(int, Path(f"/proc/{each}/task/{each}/children").read_text().split())
+    return found
+
+
 @dataclass
 class Service:
     """A server's client."""
@@ -88,11 +97,7 @@ class Running(Service):
     @property
     def processes(self) -> list[int]:
         """Those that live, parents first: the supervisor, if there is one, the front, and the engine."""
-        found = [self.process.pid]
-        for pid in found:
-            with suppress(OSError):
-                found += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-        return found
+        return with_descendants(self.process.pid)
 
     def wait_for(self, what: Any, limit_s: float = 60.0) -> None:
         """Polls until `what()` is true."""
