@@ -48,6 +48,7 @@ def test_crashes_that_come_again_and_again_end_the_process() -> None:
 
 def test_how_a_server_ended_is_told() -> None:
     assert how(-9) == "was killed by SIGKILL"
+    assert how(-40) == "was killed by signal 40", "of most real-time signals there is no name"
     assert how(1) == "ended with code 1"
 
 

@@ -179,4 +179,7 @@ def prepare(settings: ServerSettings) -> None:
 
 def how(code: int) -> str:
     """What ended a process, for people."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    if code >= 0:
+        return f"ended with code {code}"
+    known = {int(one): one.name for one in signal.Signals}  # most real-time signals have no name
+    return f"was killed by {known.get(-code, f'signal {-code}')}"
