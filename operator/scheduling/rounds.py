@@ -3,9 +3,8 @@
     events ──► wake ──(debounce)──► snapshot ──► react ──► decisions ──► each object's reconcile
     clock  ──► every round_period_s while something waits, less often where that is costly: plan instead of react
 
-An event wakes a round if it asks for something or frees something (``wakes.py``). The round begins after three times
-the CPU time of the last answer to events, so these take a quarter of one core at most, however large the cluster is. Full
-plans take a twentieth where they are made once a minute or more often: a full plan does not hold up the next answers.
+An event wakes a round if it asks for something or frees something (``wakes.py``); how soon, and how often a full plan is
+made, follows from what rounds cost (``pace.py``).
 
 Between two full plans ``react`` plans only for what differs between the last snapshot and this one; a waiting job
 that is not affected keeps its reason until the next full plan.
@@ -48,6 +47,7 @@ from busbar.operator.errors import Fenced, PlanRefused
 from busbar.operator.metrics import Metrics
 from busbar.operator.queue.controller import Controller, Item
 from busbar.operator.scheduling.builder import KINDS, SnapshotBuilder
+from busbar.operator.scheduling.pace import Pace
 from busbar.operator.scheduling.sentences import Sentences
 from busbar.operator.scheduling.snapshot import ClusterObjects, builder_of
 from busbar.operator.settings import Settings
@@ -86,10 +86,6 @@ log = logging.getLogger(__name__)
 _CODE = attrgetter("code")
 FAULTS_LOGGED = 5  # of a refused plan, in the log
 WHOLE_COLLECTION = 6  # so many full plans; about a minute
-FULL_SHARE = 0.05
-"""Of one core, for full plans that are made more often than once in ``FULL_LONGEST_S``."""
-FULL_LONGEST_S = 60.0
-"""Full plans are at most so far apart while something waits, or a longer ``round_period_s``."""
 
 RELEASE_REASONS = {
     ActionKind.PREEMPT: "Preempted",
@@ -196,8 +192,7 @@ class Rounds:
         self._plans = 0
         self._explained: dict[str, tuple[str, str, float]] = {}
         self._waiting = False
-        # CPU time of the last answer to events, and of the last full plan, from the snapshot to the decisions
-        self.answer_cpu_s = self.full_cpu_s = 0.0
+        self._pace = Pace(settings.round_debounce_s, settings.round_period_s)
         self.forecasts: dict[
             str, Forecast
         ] = {}  # by job: forecasts that the next round passes to the reconciles
@@ -218,16 +213,6 @@ class Rounds:
     def forget(self) -> None:
         """The next round makes a full plan from the objects alone."""
         self._memo = self._last = self._builder = None
-
-    @property
-    def debounce_s(self) -> float:
-        """How long a round waits for further events after the first; never longer than the period."""
-        return min(max(self._settings.round_debounce_s, 3 * self.answer_cpu_s), self._settings.round_period_s)
-
-    @property
-    def full_period_s(self) -> float:
-        """How long after a full plan the next is due while something waits."""
-        return max(self._settings.round_period_s, min(self.full_cpu_s / FULL_SHARE, FULL_LONGEST_S))
 
     def watt_prices(self) -> dict[str, float]:
         """What a watt-hour costs on each power domain that holds jobs back, in work, by the last plan."""
@@ -262,12 +247,12 @@ class Rounds:
                 # Not wait_for: in Python 3.11 it can lose a cancellation that arrives together with the event.
                 async with asyncio.timeout(period):
                     await self._wake.wait()
-                await asyncio.sleep(self.debounce_s)
+                await asyncio.sleep(self._pace.debounce_s)
             except TimeoutError:
                 if not self._waiting:
                     continue
             self._wake.clear()
-            full = self._clock() - full_at >= self.full_period_s
+            full = self._clock() - full_at >= self._pace.full_period_s
             if full:
                 full_at = self._clock()
             try:
@@ -308,10 +293,7 @@ class Rounds:
         turned, self.held_back = self.held_back.keys() ^ decided.held_back.keys(), decided.held_back
         for item in turned:
             self._controller.add(*item)
-        if work.full:
-            self.full_cpu_s = decided.cpu_s
-        else:
-            self.answer_cpu_s = decided.cpu_s
+        self._pace.took(decided.cpu_s, full=work.full)
         for item in decided.silent | decided.acting.keys():
             self.sentences.drop(item)
         if decided.waiting is not None:

@@ -29,7 +29,6 @@ from busbar.operator.metrics import Metrics
 from busbar.operator.queue.controller import Controller, Item
 from busbar.operator.scheduling.builder import SnapshotBuilder
 from busbar.operator.scheduling.rounds import Rounds, Target
-from busbar.operator.settings import Settings
 from busbar.operator.training.reconcile import reconcile
 from busbar.operator.watch.caches import Caches
 from busbar.scheduler import (
@@ -378,26 +377,3 @@ async def test_what_the_statuses_say_is_left_out_after_a_round_without_a_plan(
     for _ in range(2):
         await rounds.once()
     assert begun_with == [(read,), (), (), (read,)]
-
-
-@pytest.mark.parametrize(("cpu_s", "debounce_s"), [(0.0, 0.05), (0.01, 0.05), (0.4, 1.2), (100.0, 10.0)])
-def test_the_next_round_leaves_three_times_what_the_last_answer_to_events_took(
-    cpu_s: float, debounce_s: float
-) -> None:
-    rounds = Rounds(cast(Any, None), cast(Any, None), Settings(), cast(Any, None), Policy())
-    rounds.answer_cpu_s = cpu_s
-    rounds.full_cpu_s = 100.0
-    assert rounds.debounce_s == pytest.approx(debounce_s)
-
-
-@pytest.mark.parametrize(
-    ("cpu_s", "period_s", "full_period_s"),
-    [(0.0, 10.0, 10.0), (0.4, 10.0, 10.0), (1.2, 10.0, 24.0), (100.0, 10.0, 60.0), (100.0, 90.0, 90.0)],
-)
-def test_full_plans_take_a_twentieth_of_a_core_and_are_made_once_a_minute(
-    cpu_s: float, period_s: float, full_period_s: float
-) -> None:
-    settings = Settings(round_period_s=period_s)
-    rounds = Rounds(cast(Any, None), cast(Any, None), settings, cast(Any, None), Policy())
-    rounds.full_cpu_s = cpu_s
-    assert rounds.full_period_s == pytest.approx(full_period_s)
