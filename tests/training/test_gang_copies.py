@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -214,7 +213,7 @@ class Pods:
     def together(self, session: str, work: Callable[[int, GangCopies], T]) -> list[T]:
         """What `work` returns on each rank of a new gang."""
         barrier, board = threading.Barrier(self.size, timeout=30), [b""] * self.size
-        lines: dict[tuple[int, int], Queue[torch.Tensor]] = defaultdict(Queue)
+        lines = {pair: Queue[torch.Tensor]() for pair in itertools.permutations(range(self.size), 2)}
 
         def run(rank: int) -> T:
             peers = Thread(rank, self.size, barrier, board, lines)
