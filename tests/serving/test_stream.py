@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import json
 import logging
 import os
+import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -415,6 +419,34 @@ def test_any_record_arrives_where_direct_reads_are_not_supported(
     assert not reader.changed
     reader.close()
     assert "does not support O_DIRECT" in said[0]
+    assert len(said) == 1
+
+
+def test_threads_that_are_refused_direct_reads_at_the_same_time_all_read_the_one_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    data = page_memory(4096).copy_(torch.arange(4096) % 251)
+    with DirectFile(tmp_path / "x", 4096) as file:
+        file.write(data, 0)
+    real, together, used = os.preadv, threading.Barrier(2, timeout=10), set[int]()
+
+    def no_direct(descriptor: int, rooms: Any, offset: int) -> int:
+        used.add(descriptor)
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            together.wait()
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(descriptor, rooms, offset)
+
+    monkeypatch.setattr(os, "preadv", no_direct)
+    said = list[str]()
+    reader, found = DirectReader(tmp_path / "x", said.append), [page_memory(4096) for _ in range(2)]
+    os.replace(shutil.copy(tmp_path / "x", tmp_path / "y"), tmp_path / "x")  # what is open stays
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(reader.read, found, (0, 0))) == [4096, 4096]
+    assert all(torch.equal(each, data) for each in found)
+    assert not reader.changed
+    assert len(used) == 1
+    reader.close()
     assert len(said) == 1
 
 

@@ -8,8 +8,10 @@ import mmap
 import os
 import shutil
 import sys
+import threading
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from hypothesis import strategies as st
 from tests.training.states import GivenBlocks, layout_of, write_state
 from tests.training.test_checkpoint import FACTS, folder_with, tensors
 
-from busbar.workloads.machine import checksum
+from busbar.workloads.machine import checksum, direct_file
 from busbar.workloads.machine.checksum import combine, crc32
 from busbar.workloads.machine.direct_file import PAGE, DirectFile, NoRoom
 from busbar.workloads.training.checkpoint import CheckpointFolder
@@ -95,6 +97,37 @@ def test_a_file_system_without_direct_writes_is_named_once_and_used(
         assert torch.equal(loaded.tensor("weights/a"), data)
     assert len(said) == 1
     assert f"{tmp_path} does not support O_DIRECT" in said[0]
+
+
+def test_threads_that_are_refused_direct_writes_at_the_same_time_all_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, looked, refused, aligned = list[str](), threading.Event(), threading.Event(), direct_file._aligned
+
+    def slow(address: int, offset: int) -> bool:
+        """The second thread has seen that direct writes are supported when the first one finds that they are not."""
+        if offset:
+            looked.set()
+            assert refused.wait(10)
+        else:
+            assert looked.wait(10)
+        return aligned(address, offset)
+
+    def note(text: str) -> None:
+        said.append(text)
+        refused.set()
+
+    monkeypatch.setattr(direct_file, "_aligned", slow)
+    monkeypatch.setattr(os, "pwrite", refuse_to_write)
+    data = pages(2)
+    with (
+        DirectFile(tmp_path / "state", 2 * PAGE, note) as file,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        for written in [threads.submit(file.write, data[at : at + PAGE], at) for at in (0, PAGE)]:
+            written.result()
+    assert (tmp_path / "state").read_bytes() == data.numpy().tobytes()
+    assert len(said) == 1
 
 
 class Libc:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import threading
@@ -77,6 +78,7 @@ class DirectFile:
         self._buffered = os.open(path, self._access | os.O_CREAT | os.O_TRUNC, 0o644)
         self._opened = [self._buffered]
         self._direct: int | None = None  # None: not supported
+        self._changing = threading.Lock()
         try:
             _reserve(self._buffered, size)
             self._open_directly()
@@ -102,9 +104,9 @@ class DirectFile:
         room = data.numpy().data
         done = 0
         while done < len(room):
-            pages = (len(room) - done) // PAGE * PAGE
-            if self._direct is not None and pages and _aligned(data.data_ptr() + done, offset + done):
-                done += self._write_direct(self._direct, room[done : done + pages], offset + done)
+            pages, direct = (len(room) - done) // PAGE * PAGE, self._direct
+            if direct is not None and pages and _aligned(data.data_ptr() + done, offset + done):
+                done += self._write_direct(direct, room[done : done + pages], offset + done)
             else:
                 done += os.pwrite(self._buffered, room[done:], offset + done)
 
@@ -118,8 +120,10 @@ class DirectFile:
     def _use_page_cache(self, problem: OSError) -> None:
         if problem.errno != errno.EINVAL:
             raise problem
-        self._direct = None  # closed at the end: another thread may be using it
-        self._say_unsupported()
+        with self._changing:
+            was, self._direct = self._direct, None  # closed at the end: another thread may be using it
+        if was is not None:
+            self._say_unsupported()
 
     @property
     def _place(self) -> Path:
@@ -176,9 +180,9 @@ class ScratchFile(DirectFile):
         room = into.numpy().data
         done = 0
         while done < len(room):
-            pages = (len(room) - done) // PAGE * PAGE
-            if self._direct is not None and pages and _aligned(into.data_ptr() + done, offset + done):
-                count = self._read_direct(self._direct, room[done : done + pages], offset + done)
+            pages, direct = (len(room) - done) // PAGE * PAGE, self._direct
+            if direct is not None and pages and _aligned(into.data_ptr() + done, offset + done):
+                count = self._read_direct(direct, room[done : done + pages], offset + done)
             else:
                 count = os.preadv(self._buffered, [room[done:]], offset + done)
                 if count == 0:
@@ -199,7 +203,7 @@ class ScratchFile(DirectFile):
 
 
 class DirectReader:
-    """A file that is open for reading. Raises OSError.
+    """A file that is open for reading, by several threads. Raises OSError.
 
     Args:
         note: told once if the file system does not support O_DIRECT. What was read is dropped from the page cache then.
@@ -208,11 +212,13 @@ class DirectReader:
     def __init__(self, path: Path, note: Callable[[str], object] = lambda text: None) -> None:
         self._path, self._note = path, note
         self._direct = True
+        self._changing = threading.Lock()
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_DIRECT)
         except OSError as problem:
             if problem.errno not in _NOT_SUPPORTED:
                 raise
+            self._file = os.open(path, os.O_RDONLY)
             self._use_page_cache()
         self._opened: tuple[int, int] = self._state()
 
@@ -231,12 +237,12 @@ class DirectReader:
         pages. Returns the bytes that the file had there: fewer where it ends."""
         room, done = into.numpy().data, 0
         while done < len(room):
+            direct = self._direct
             try:
                 count = os.preadv(self._file, [room[done:]], offset + done)
             except OSError as problem:
-                if problem.errno != errno.EINVAL or not self._direct:
+                if problem.errno != errno.EINVAL or not direct:
                     raise
-                os.close(self._file)
                 self._use_page_cache()
                 continue
             if count == 0:
@@ -254,8 +260,12 @@ class DirectReader:
         return found.st_size, found.st_mtime_ns
 
     def _use_page_cache(self) -> None:
-        self._direct = False
-        self._file = os.open(self._path, os.O_RDONLY)
+        """The same descriptor from now on without O_DIRECT: other threads may be reading with it."""
+        with self._changing:
+            was, self._direct = self._direct, False
+            fcntl.fcntl(self._file, fcntl.F_SETFL, fcntl.fcntl(self._file, fcntl.F_GETFL) & ~os.O_DIRECT)
+        if not was:
+            return
         self._note(
             f"the file system of {self._path.parent} does not support O_DIRECT: {self._path.name} is read through the page "
             "cache, which is slower"
