@@ -182,9 +182,11 @@ class Fleets:
         self._states: dict[str, _State] = {}
 
     def keep(self, uids: Iterable[str]) -> None:
-        """Forgets all other services."""
+        """Forgets all other services. Another thread may plan for one meanwhile."""
         known = set(uids)
-        self._states = {uid: state for uid, state in self._states.items() if uid in known}
+        for uid in list(self._states):
+            if uid not in known:
+                self._states.pop(uid, None)
 
     def without_target(self, uid: str) -> None:
         """Forgets a service that has no latency target (any more)."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -596,3 +598,26 @@ def test_a_replica_whose_node_does_not_answer_is_not_counted_so_another_pool_may
     pods = with_silence((replica(0, pool="l4"), replica(1, pool="l4", node="node-1")), {"node-0"})
     seen = cast("Seen", SimpleNamespace(pods=pods))
     assert (alive(seen), ready(seen)) == ({"l4": 1}, {"l4": 1})
+
+
+def test_services_are_forgotten_while_another_thread_plans_for_new_ones() -> None:
+    world = World()
+    fleets, first = world.fleets, world.seen(None)
+    news = [replace(first, service=renamed(first.service, f"uid-{number}")) for number in range(1000)]
+    before, kept = sys.getswitchinterval(), {seen.service.metadata.uid for seen in news}
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            planning = threads.submit(lambda: [fleets.plan(seen) for seen in news])
+            while not planning.done():
+                fleets.keep(kept)
+        planning.result()
+    finally:
+        sys.setswitchinterval(before)
+    assert all(fleets.latest(uid) is not None for uid in kept)
+    fleets.keep(["uid-7"])
+    assert [uid for uid in kept if fleets.latest(uid) is not None] == ["uid-7"]
+
+
+def renamed(made: ModelService, uid: str) -> ModelService:
+    return made.model_copy(update={"metadata": made.metadata.model_copy(update={"uid": uid})})
