@@ -23,6 +23,9 @@ EXIT_CODES = {
     4: "not authorised",
     5: "the server cannot be reached",
     6: "the job that was waited for failed",
+    130: "stopped by Ctrl-C",
+    141: "nobody reads the output any more: its pipe is closed",
+    143: "stopped by SIGTERM",
 }
 
 

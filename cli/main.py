@@ -9,9 +9,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
+from busbar.cli.ending import (
+    CLOSED_PIPE,
+    INTERRUPTED,
+    ClosedPipe,
+    Terminated,
+    drop_closed_streams,
+    end_at_once_when_interrupted,
+    end_on_sigterm,
+    pipe_watched,
+)
 from busbar.cli.errors import EXIT_CODES, BusbarError
 from busbar.cli.lazy import LazyGroup
 
@@ -62,8 +73,18 @@ OTHERS = {
 _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in EXIT_CODES.items())
 
 
+class _Busbar(LazyGroup):
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with pipe_watched():  # `--help` is printed here
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with pipe_watched():
+            return super().invoke(ctx)
+
+
 @click.group(
-    cls=LazyGroup,
+    cls=_Busbar,
     own=OWN,
     others=OTHERS,
     epilog=_EPILOG,
@@ -85,32 +106,58 @@ def busbar() -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; its exit code."""
     try:
-        code = busbar.main(
-            None if arguments is None else list(arguments), prog_name="busbar", standalone_mode=False
-        )
+        with pipe_watched():
+            return _answer(arguments)
+    except ClosedPipe:
+        drop_closed_streams()
+        return CLOSED_PIPE
+
+
+def _answer(arguments: Sequence[str] | None) -> int:
+    """As `run`, with errors told. Raises ClosedPipe or BrokenPipeError where nobody reads what is told."""
+    try:
+        code = _carry_out(arguments)
+        if sys.stdout is not None:  # None: the caller has closed it
+            sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)
-        return 130
+        return INTERRUPTED
+    except Terminated as end:
+        click.echo("stopped", err=True)
+        return end.code
     except BusbarError as error:
         click.echo(f"Error: {error.message}", err=True)
         return error.exit_code
     except BrokenPipeError:
-        # The reader closed the pipe (`busbar list | head`); Python must not try to flush to it at exit.
-        sys.stdout = None
-        return 0
+        raise
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
         click.echo(f"Error: {where}{error.strerror or error}", err=True)
         return 1
+    return code
+
+
+def _carry_out(arguments: Sequence[str] | None) -> int:
+    try:
+        code = busbar.main(
+            None if arguments is None else list(arguments), prog_name="busbar", standalone_mode=False
+        )
+    except (ClosedPipe, Terminated):
+        raise
+    except SystemExit as end:  # of a command with exit codes of its own
+        code = end.code
     return code if isinstance(code, int) else 0
 
 
 def main() -> None:
     """Entry point."""
-    sys.exit(run())
+    end_on_sigterm()
+    code = run()
+    end_at_once_when_interrupted()
+    sys.exit(code)
 
 
 if __name__ == "__main__":

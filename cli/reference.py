@@ -35,7 +35,7 @@ def generate() -> dict[str, str]:
 
 def _exit_codes() -> str:
     rows = "\n".join(f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items())
-    return f"## Exit codes\n\n| code | meaning |\n|---|---|\n{rows}\n| 130 | stopped by Ctrl-C |\n"
+    return f"## Exit codes\n\n| code | meaning |\n|---|---|\n{rows}\n"
 
 
 def _others() -> str:

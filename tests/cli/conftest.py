@@ -43,10 +43,7 @@ def run_busbar(*arguments: str, stdin: str = "") -> Done:
     sys.stdin = io.StringIO(stdin)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                code = run(arguments)
-            except SystemExit as end:  # click exits this way when a shell requests completions
-                code = int(end.code or 0)
+            code = run(arguments)
     finally:
         sys.stdin = saved
     return Done(code, _read(out), _read(err))
