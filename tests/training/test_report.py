@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 from rich.console import Console
 
@@ -38,3 +42,26 @@ def test_the_bar_shows_phase_step_loss_and_speed() -> None:
     assert "resumed from step 4" in text
     assert "step 5/10  loss 3.250  1,234 tok/s" in text
     assert "10 steps done" in text
+
+
+RUN = """
+from busbar.workloads.training.report import Lines
+lines = Lines("demo/small")
+lines.note("one")
+lines.note("two")
+lines.close()
+"""
+
+
+def test_a_run_whose_log_nobody_reads_goes_on() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-c", RUN], stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_run_whose_log_has_no_room_goes_on() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", RUN], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,7 +1,11 @@
-"""The output of a run for people: lines for a log, or a live bar on a terminal."""
+"""The output of a run for people: lines for a log, or a live bar on a terminal.
+
+A log that cannot be written (its reader has gone, its disk is full) does not end the run.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -66,7 +70,10 @@ class Lines:
         self.note(f"error: {message}")
 
     def close(self) -> None:
-        return
+        try:
+            self._out.flush()
+        except OSError:
+            _write_to_nowhere(self._out)
 
     def _due(self) -> bool:
         now = self._clock()
@@ -77,7 +84,12 @@ class Lines:
 
     def _line(self, event: str, **facts: object) -> None:
         shown = " ".join(f"{key}={_quoted(value)}" for key, value in facts.items() if value is not None)
-        print(f"{self._who} event={event} {shown}", file=self._out, flush=True)
+        try:
+            print(f"{self._who} event={event} {shown}", file=self._out, flush=True)
+        except BrokenPipeError:
+            _write_to_nowhere(self._out)
+        except OSError:
+            return  # there may be room for the next one
 
 
 class Errors(Lines):
@@ -134,6 +146,13 @@ class Bar:
 
     def close(self) -> None:
         self._progress.stop()
+
+
+def _write_to_nowhere(out: TextIO) -> None:
+    """Also for what is left in its buffer: Python ends with exit code 120 where that cannot be written."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, out.fileno())
+    os.close(nowhere)
 
 
 def _quoted(value: object) -> str:
