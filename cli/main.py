@@ -7,6 +7,7 @@ runs or its own help is shown. Commands of other parts (`up`, `train`, `serve`, 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -154,6 +155,8 @@ def _carry_out(arguments: Sequence[str] | None) -> int:
 
 def main() -> None:
     """Entry point."""
+    if sys.stdin is None:  # the caller has closed it: there is nothing to read
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the process lives
     end_on_sigterm()
     code = run()
     end_at_once_when_interrupted()

@@ -94,3 +94,11 @@ def test_a_command_with_an_exit_code_of_its_own_keeps_it(monkeypatch: pytest.Mon
         main.busbar, "get_command", lambda context, name: click.command()(lambda: sys.exit(6))
     )
     assert main.run(["own"]) == 6
+
+
+def test_a_standard_input_that_is_closed_is_empty() -> None:
+    program = f"{sys.executable} -m busbar.cli.main apply -f - <&-"
+    done = subprocess.run(program, shell=True, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("Error: ")
