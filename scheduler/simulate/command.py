@@ -11,7 +11,7 @@ import click
 
 from ..errors import SchedulerError
 from ..model.plans import Objective, Policy
-from .options import FiniteRange, bar_of, make_folder
+from .options import FiniteRange, bar_of, make_folder, print_table
 
 if TYPE_CHECKING:
     from .engine import Settings
@@ -349,7 +349,6 @@ def _run(trace: Trace, cluster: TraceCluster, policy: Policy, settings: Settings
 
 
 def _print(results: list[Result]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None)
@@ -377,7 +376,7 @@ def _print(results: list[Result]) -> None:
     for name in names:
         values = ("-" if row[name] is None else f"{row[name]:.2f}" for row in numbers)
         table.add_row(name.replace("_h", " h").replace("_", " "), *values)
-    Console().print(table)
+    print_table(table)
 
 
 def _write(

@@ -11,6 +11,10 @@ import click
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
+    from rich.table import Table
+
+WIDEST = 10_000
+"""Characters of a table's line."""
 
 
 class FiniteRange(click.FloatRange):
@@ -43,3 +47,14 @@ def bar_of(*columns: ProgressColumn) -> Progress:
 
     console = Console(stderr=True)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def print_table(table: Table) -> None:
+    """All of a table, however narrow the terminal is: no cell is cut, and no column left out."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console()
+    needed = Measurement.get(console, console.options.update_width(WIDEST), table).maximum
+    console.width = max(console.width, needed)
+    console.print(table)

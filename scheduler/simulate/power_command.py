@@ -12,7 +12,7 @@ import click
 
 from ..errors import SchedulerError
 from ..power.domains import PowerPolicy
-from .options import FiniteRange, bar_of
+from .options import FiniteRange, bar_of, print_table
 
 if TYPE_CHECKING:
     from .power_load import Requests
@@ -219,7 +219,6 @@ class _Bar:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None)
@@ -240,10 +239,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
         table.add_column(title, justify="left" if key == "policy" else "right")
     for row in rows:
         table.add_row(*("-" if row[key] is None else form(row[key]) for _, key, form in columns))
-    console = Console()
-    if not console.is_terminal:
-        console.width = 110
-    console.print(table)
+    print_table(table)
     click.echo(
         "over s: seconds above the budget; peak %: of the budget; latency, training speed and joules per token are"
         "\nratios to the same row without limits."

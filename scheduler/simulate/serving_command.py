@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import SchedulerError
-from .options import FiniteRange, bar_of
+from .options import FiniteRange, bar_of, print_table
 
 if TYPE_CHECKING:
     from ..fit.model import ModelShape
@@ -310,10 +310,8 @@ def progress_bars() -> Iterator[Callable[[str, float, float], None]]:
 
 
 def _print(plan: Plan, question: Question) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
     table = Table(box=None)
     columns = ("fleet", "attained", "cost/h", "x bound", "TTFT p99", "most replicas")
     for number, name in enumerate(columns):
@@ -341,9 +339,9 @@ def _print(plan: Plan, question: Question) -> None:
         "",
         "",
     )
-    console.print(table)
+    print_table(table)
     for sentence in plan.sentences(question):
-        console.print(sentence, soft_wrap=True)
+        click.echo(sentence)
 
 
 def _counts(counts: dict[str, int]) -> str:

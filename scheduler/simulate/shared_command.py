@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import SchedulerError
-from .options import FiniteRange
+from .options import FiniteRange, print_table
 from .serving_command import (
     failure_options,
     load_options,
@@ -168,26 +168,22 @@ def _jobs(
 
 
 def _print(answer: SharedAnswer, jobs: int) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console, failed = Console(), bool(answer.undisturbed)
-    if not console.is_terminal:
-        console.width = 150 if failed else 110
-    table = Table(box=None)
+    table, failed = Table(box=None), bool(answer.undisturbed)
     names = ("fleet", "attained", "cost/h", "training GPU-h", "lost", "resized", "done", "waiting")
     for number, name in enumerate((*names, *(_OF_FAILURES if failed else ()))):
         table.add_column(name, justify="left" if number == 0 else "right")
     for row, calm in zip(answer.results, answer.undisturbed or answer.results, strict=True):
         table.add_row(*_cells(row), *(_of_failures(row.serving, calm.serving) if failed else ()))
-    console.print(table)
+    print_table(table)
     text = f"{jobs} jobs on {answer.capacity} accelerators; the fixed split gives the service"
     text += f" {answer.static_replicas} {answer.static_type}."
     if answer.bound_ratio is not None:
         text += f" A fleet that knows the future would leave training {answer.bound_ratio:.2f} times what the split does."
     for row in answer.results if failed else ():
         text += f"\n{row.policy}: {row.serving.told.sentence()}"
-    console.print(text, soft_wrap=True)
+    click.echo(text)
 
 
 _OF_FAILURES = ("without failures", "replicas lost", "late for each")

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.table import Table
 
 from busbar.scheduler.autoscale.mix import Limits
 from busbar.scheduler.autoscale.step_model import Slo
 from busbar.scheduler.errors import ServingModelError, TraceError
+from busbar.scheduler.simulate.options import print_table
 from busbar.scheduler.simulate.serving_cluster import Cluster, ServingSettings
 from busbar.scheduler.simulate.serving_command import plan_capacity
 from busbar.scheduler.simulate.serving_engine import run
@@ -286,6 +288,20 @@ def test_the_command_prints_fleets_bounds_and_json(tmp_path: Path) -> None:
     numbers = json.loads(CliRunner().invoke(plan_capacity, [*arguments, "-o", "json"]).stdout)
     assert [row["policy"] for row in numbers["fleets"]] == ["busbar", "hpa", "static"]
     assert all(row["cost_over_bound"] >= 0.9 for row in numbers["fleets"])
+
+
+def test_a_narrow_terminal_costs_a_table_no_column_and_no_cell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    table = Table(box=None)
+    for number in range(30):
+        table.add_column(f"column {number}", justify="right")
+    table.add_row(*(f"cell {number}" for number in range(30)))
+    print_table(table)
+    heads, cells = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert heads == " ".join(f"column {number}" for number in range(30)).split()
+    assert cells == " ".join(f"cell {number}" for number in range(30)).split()
 
 
 @pytest.mark.parametrize(
