@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from busbar.cli.ending import INTERRUPTED
 from busbar.cli.errors import BusbarError, Invalid, UsageProblem
 from busbar.cli.options import FiniteRange
 from busbar.cli.output import columns, emit, output_of
@@ -279,7 +281,9 @@ def _show(output: str, endpoint: Endpoint, rows: list[dict[str, Any]], asked: di
             click.echo(remark, err=True)
         if row.get("interrupted"):
             click.echo(f"{row['load']}: interrupted, so this is of what was answered until then", err=True)
-    if rows and all(row["failed"] == row["requests"] for row in rows):
+    if rows[-1].get("interrupted"):
+        sys.exit(INTERRUPTED)
+    if all(row["failed"] == row["requests"] for row in rows):
         raise BusbarError(f"No request to {endpoint.url} was answered.")
 
 

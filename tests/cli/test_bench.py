@@ -6,12 +6,14 @@ import asyncio
 import json
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.conftest import Done, home, run_busbar
 from tests.gateway.conftest import house
 from tests.gateway.parts import KEY_A, House, route
 
+from busbar.cli import load_run
 from busbar.cli.errors import UsageProblem
 from busbar.cli.load import (
     PROBES,
@@ -25,7 +27,7 @@ from busbar.cli.load import (
     percentile,
 )
 from busbar.cli.load_report import Target, remarks, report
-from busbar.cli.load_run import Answered
+from busbar.cli.load_run import Answered, Endpoint
 
 __all__ = ["home", "house"]
 
@@ -80,6 +82,23 @@ async def test_what_fails_is_counted_and_said_in_the_servers_words(service: Hous
     (row,) = json.loads(done.out)["rows"]
     assert (row["requests"], row["failed"]) == (2, 2)
     assert sum(row["problems"].values()) == 2
+
+
+@pytest.mark.parametrize("answered", [2, 0])
+async def test_ctrl_c_shows_what_was_answered_and_begins_no_further_load(
+    service: House, monkeypatch: pytest.MonkeyPatch, answered: int
+) -> None:
+    async def interrupted(load: Load, endpoint: Endpoint, texts: Texts, told: Any, **_: Any) -> float:
+        for request in load.requests[:answered]:
+            told(Answered(request, 0.0, ended_s=1.0, pieces_s=array("d", [0.5, 1.0])))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(load_run, "run", interrupted)
+    done = await bench(service, "--concurrency", "1,2", "--requests", "5", "-o", "json")
+    assert done.code == 130
+    (row,) = json.loads(done.out)["rows"]
+    assert (row["requests"], row["failed"], row["interrupted"]) == (answered, 0, True)
+    assert "1 at once: interrupted, so this is of what was answered until then" in done.err
 
 
 @pytest.mark.parametrize(
