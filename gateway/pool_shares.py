@@ -14,10 +14,10 @@ import random
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-from busbar.gateway.picking import MOST_OF_PREFIX, Ask, Candidate, Choice
+from busbar.gateway.picking import MOST_OF_PREFIX, STEP_TOKENS, Ask, Candidate, Choice, step_s
 from busbar.kube.contracts.demand import PROMPT_EDGES
 from busbar.kube.contracts.routes import ServiceRoute
-from busbar.scheduler.autoscale.shares import PATIENCE, Turns
+from busbar.scheduler.autoscale.shares import PATIENCE, Turns, prompts_wait_s
 
 
 def pick(
@@ -41,8 +41,12 @@ def pick(
             turns.charge(bucket, shares, {c.endpoint.pool for c in able}, found.endpoint.pool)
             return found
     best = _best_by_pool(able, ask, choice, rng)
-    first_s = service.slo.ttft_ms / 1000 if service.slo is not None and service.slo.ttft_ms else 0.0
-    pool = turns.next(bucket, shares, best, lambda name: _wait_s(best[name]), PATIENCE * first_s)
+    slo = service.slo
+    first_s = slo.ttft_ms / 1000 if slo is not None and slo.ttft_ms else 0.0
+    token_s = slo.tpot_ms / 1000 if slo is not None and slo.tpot_ms else None
+    pool = turns.next(
+        bucket, shares, best, lambda name: _wait_s(best[name], ask, token_s), PATIENCE * first_s
+    )
     return best[pool] if pool is not None else choice(able, ask, rng)
 
 
@@ -62,7 +66,12 @@ def _best_by_pool(
     return {pool: chosen for pool, chosen in found.items() if chosen is not None}
 
 
-def _wait_s(candidate: Candidate) -> float:
-    """Seconds of prompts before the request there, as far as the replica has told its speed."""
+def _wait_s(candidate: Candidate, ask: Ask, tpot_s: float | None) -> float:
+    """Seconds until the prompts there that come before the request are computed, as far as the replica has told its speed."""
     speed = candidate.endpoint.speed
-    return candidate.prompt_tokens_ahead * speed.per_prompt_token_s if speed is not None else 0.0
+    if speed is None:
+        return 0.0
+    prompts_s = candidate.prompt_tokens_ahead * speed.per_prompt_token_s
+    return prompts_wait_s(
+        prompts_s, step_s(candidate, speed, ask), speed.per_prompt_token_s, STEP_TOKENS, tpot_s
+    )

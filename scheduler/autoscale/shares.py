@@ -10,18 +10,41 @@ they get their share, not what they have missed.
 A pool whose prompts wait too long is passed over, for the one with the shortest wait of those that serve the bucket within
 the target. A request that goes to a pool for another reason (its prefix is there) is charged with `charge`.
 
-Needs nothing of the scheduler: the gateway and the simulator both route by it.
+Needs nothing of the scheduler but the sizes of prompts' pieces: the gateway and the simulator both route by it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from ..fit.chunks import CHUNK_STEP_FRACTION, MIN_CHUNK_TOKENS
+
 PATIENCE = 0.5
 """Part of the target for the first token that prompts may wait where the shares send them."""
 MOST_DEBT = 8.0
 """Requests that a pool may have had before its turn, or not have had although it was; more are forgotten, so that nobody is
 left out or flooded for long."""
+
+
+def prompts_wait_s(
+    prompt_s: float, decode_s: float, token_s: float, most_tokens: int, tpot_s: float | None
+) -> float:
+    """Seconds until a replica has computed the prompts that it holds: it does so in the part of each step that decoding leaves.
+
+    A type whose decoding takes most of the promised time per token needs many times the seconds that the prompts take alone.
+
+    Args:
+        prompt_s: of the prompts alone.
+        decode_s: of a step without prompts.
+        token_s: per prompt token.
+        most_tokens: prompt tokens of a step at most.
+        tpot_s: the promised time per token; None: steps take as many prompt tokens as they may."""
+    if prompt_s <= 0 or token_s <= 0:
+        return 0.0
+    left_s = most_tokens * token_s
+    if tpot_s is not None:
+        left_s = min(left_s, max(CHUNK_STEP_FRACTION * tpot_s - decode_s, MIN_CHUNK_TOKENS * token_s))
+    return prompt_s * (decode_s + left_s) / left_s
 
 
 class Turns:

@@ -321,8 +321,8 @@ class Cluster:
             chosen.unanswered_since.append(now_s)
 
     def _wait_s(self, column: str) -> float:
-        """Seconds of prompts before a request that goes there now."""
-        return _least(self.ready[column]).replica.prompt_s
+        """Seconds until a request that goes there now is begun with."""
+        return _least(self.ready[column]).replica.wait_s
 
 
 def _stays(member: Member) -> bool:

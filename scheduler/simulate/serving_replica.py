@@ -16,7 +16,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from ..autoscale.step_model import Slo, StepModel
+from ..autoscale.shares import prompts_wait_s
+from ..autoscale.step_model import MAX_CHUNK_TOKENS, Slo, StepModel
 from ..fit.chunks import CHUNK_STEP_FRACTION
 
 
@@ -58,7 +59,8 @@ class Replica:
     """State of one engine; `now_s` is the end of its last step."""
 
     model: StepModel
-    step_target_s: float
+    tpot_s: float
+    """The promised time per token."""
     now_s: float = 0.0
     steps: int = 0
     batch: int = 0
@@ -79,11 +81,17 @@ class Replica:
 
     @classmethod
     def of(cls, model: StepModel, slo: Slo, now_s: float) -> Replica:
-        return cls(model, CHUNK_STEP_FRACTION * slo.tpot_s, now_s)
+        return cls(model, slo.tpot_s, now_s)
 
     @property
     def in_flight(self) -> int:
         return len(self.waiting) + len(self.prefill) + self.batch
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the prompts that are here have their first tokens, while as much decodes as now."""
+        model, decode_s = self.model, self.model.decode_s(self.batch, self.context)
+        return prompts_wait_s(self.prompt_s, decode_s, model.d_s, MAX_CHUNK_TOKENS, self.tpot_s)
 
     def overdue(self, before_s: float) -> int:
         """Requests that arrived at or before then and are not begun."""
@@ -199,7 +207,8 @@ class Replica:
     def _mixed_step(self) -> None:
         model, head = self.model, self.prefill[0]
         seconds = model.decode_s(self.batch, self.context)
-        chunk = model.chunk_tokens(self.batch, self.context, head.done_tokens, self.step_target_s)
+        target_s = CHUNK_STEP_FRACTION * self.tpot_s
+        chunk = model.chunk_tokens(self.batch, self.context, head.done_tokens, target_s)
         begun: list[Request] = []
         while self.prefill and chunk > 0:
             head = self.prefill[0]

@@ -6,10 +6,11 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from busbar.scheduler.autoscale.shares import MOST_DEBT, Turns
+from busbar.scheduler.autoscale.shares import MOST_DEBT, Turns, prompts_wait_s
 
 TWO = {"fast": 0.7, "slow": 0.3}
 
@@ -54,6 +55,25 @@ def test_a_pool_whose_prompts_wait_too_long_is_passed_over() -> None:
     )
     assert taken(Turns(), 100, fast=1.0) == {"fast": 70, "slow": 30}
     assert taken(Turns(), 100, {"fast": 1.0, "slow": 0.0}, fast=1.1) == {"slow": 100}
+
+
+@pytest.mark.parametrize(
+    ("decode_s", "most_tokens", "tpot_s", "wait_s"),
+    [
+        (0.045, 2048, 0.1, 2.0),  # decoding takes half of the 90 ms that a step may take
+        (0.081, 2048, 0.1, 10.0),
+        (0.2, 2048, 0.1, 63.5),  # the promise is broken, and 32 tokens are computed in each step all the same
+        (0.045, 100, 0.1, 5.5),  # a step takes 100 tokens at most
+        (0.2, 10000, None, 1.2),
+        (0.0, 2048, 0.1, 1.0),
+    ],
+)
+def test_prompts_wait_for_the_part_of_each_step_that_decoding_leaves(
+    decode_s: float, most_tokens: int, tpot_s: float | None, wait_s: float
+) -> None:
+    assert prompts_wait_s(1.0, decode_s, 0.0001, most_tokens, tpot_s) == pytest.approx(wait_s)
+    assert prompts_wait_s(0.0, decode_s, 0.0001, most_tokens, tpot_s) == 0
+    assert prompts_wait_s(0.0, decode_s, 0.0, most_tokens, tpot_s) == 0
 
 
 def test_what_went_elsewhere_for_another_reason_is_charged_and_not_for_ever() -> None:
