@@ -12,6 +12,8 @@ In this order:
 - budget: where what is live costs more per hour than it may, the mix within the budget that carries most remains.
 - domains: where what is live stands in too few failure domains, the mix that does not is started beside it, or in its
   place where there is no room for both.
+- switch: where another mix is cheaper by more than `resolve_gain`, for the load of the last `down_after_s` and for what is
+  expected, it is started beside what is live.
 - idle: what the load of the last `down_after_s` did not need leaves, one type at a time, none of which a replica may
   still start, and only if the replicas that are ready carry the load without it.
 
@@ -300,10 +302,7 @@ class Fleet:
             return self._over_domains(load, live)  # there is no room for them beside all that is live
         self.wanted_rps = sum(load)
         self.limited = self._held_back(load, max(added.carried, whole.carried))
-        if (
-            added.cost_per_h > (1 + self.settings.resolve_gain) * whole.cost_per_h
-            and whole.carried >= added.carried
-        ):
+        if self._is_dear(added, whole) and whole.carried >= added.carried:
             both = self._beside(whole, live)
             if both is not None:
                 self._last_switch_s = now_s
@@ -325,18 +324,43 @@ class Fleet:
             return None
         if seen.now_s - self._last_removal_s < self.settings.removal_s:
             return None
-        live = seen.live
         peak = self._load(max(total for _, total in self._needed))
-        kept = self._cheapest(peak, most={c.key: live.get(c.key, 0) for c in self.columns})
+        kept = self._cheapest(peak, most=self._all(seen.live))
         if kept.carried < 1:
             return None
+        return self._switched(kept, peak, load, seen) or self._left(kept, load, seen)
+
+    def _all(self, live: Mapping[str, int]) -> dict[str, int]:
+        """Also the columns without a replica."""
+        return {c.key: live.get(c.key, 0) for c in self.columns}
+
+    def _switched(
+        self, kept: Mix, peak: Sequence[float], load: Sequence[float], seen: Observation
+    ) -> Decision | None:
+        """Another mix beside what is live. It must be cheaper for what is expected, too: what only the window needs was bought
+        already, and leaves with it."""
+        live = seen.live
+        if seen.now_s - self._last_switch_s < self.settings.start_s + self.settings.down_after_s:
+            return None
         whole = self._cheapest(peak, live=live)
-        rested = seen.now_s - self._last_switch_s >= self.settings.start_s + self.settings.down_after_s
-        if rested and kept.cost_per_h > (1 + self.settings.resolve_gain) * whole.cost_per_h:
-            both = self._beside(whole, live)
-            if both is not None and _changes(both, live):
-                self._last_switch_s = seen.now_s
-                return Decision(both, Cause.SWITCH, sum(load))
+        if not self._is_dear(kept, whole):
+            return None
+        fewer = self._cheapest(load, most=self._all(live))
+        if not self._is_dear(fewer, self._cheapest(load, live=live)):
+            return None
+        both = self._beside(whole, live)
+        if both is None or not _changes(both, live):
+            return None
+        self._last_switch_s = seen.now_s
+        return Decision(both, Cause.SWITCH, sum(load))
+
+    def _is_dear(self, mix: Mix, whole: Mix) -> bool:
+        """Whether the whole anew is cheaper by enough."""
+        return mix.cost_per_h > (1 + self.settings.resolve_gain) * whole.cost_per_h
+
+    def _left(self, kept: Mix, load: Sequence[float], seen: Observation) -> Decision | None:
+        """One type without what the window did not need."""
+        live = seen.live
         surplus = {
             c.key: (live.get(c.key, 0) - kept.replicas[c.key]) * c.cost_per_h
             for c in self.columns

@@ -101,6 +101,26 @@ def test_what_the_window_did_not_need_leaves_one_type_at_a_time() -> None:
     assert live == {"small": 1, "big": 0}
 
 
+@pytest.mark.parametrize(
+    ("rate", "causes", "end"),
+    [
+        (8.0, [Cause.IDLE], {"large": 1}),
+        (12.0, [Cause.SWITCH, Cause.IDLE], {"large": 1, "small": 1}),
+    ],
+)
+def test_nothing_is_started_for_a_load_that_only_the_window_remembers(
+    rate: float, causes: list[Cause], end: dict[str, int]
+) -> None:
+    """Twelve per second cost less on a large and a small one than on two large ones; eight do not."""
+    large, small = Column("large", "large", 6.0, (10.0,)), Column("small", "small", 2.5, (2.0,))
+    item = fleet(large)
+    live = item.begin((12.0,))
+    assert driven(item, [12.0] * 900 + [rate] * 60, live) == []
+    item.adopt((large, small), item.limits, item.settings, (1.0,))
+    found = driven(item, [rate] * 900, live, 960)
+    assert ([decision.cause for _, decision in found], live) == (causes, end)
+
+
 @pytest.mark.parametrize(("price", "end"), [(5.9, {"dear": 1}), (2.0, {"other": 1, "dear": 0})])
 def test_what_is_not_needed_leaves_although_a_cheaper_type_has_no_replica(
     price: float, end: dict[str, int]
