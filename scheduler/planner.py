@@ -237,15 +237,8 @@ def _react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None) -> t
         changed = round_.sync_holds() or changed
         if not changed:
             break
-        stopped = [
-            assignment
-            for assignment in round_.changed
-            if assignment.placement is None and assignment.job.run is not None
-        ]
-        touched |= {assignment.job.id: assignment for assignment in [*stopped, *round_.recall_delayed()]}
-        left = start_waiting(
-            round_, [assignment for assignment in touched.values() if assignment.placement is None]
-        )
+        touched |= {one.job.id: one for one in [*round_.stopped(), *round_.recall_delayed()]}
+        left = start_waiting(round_, _without_place(touched.values()))
     left = take_from_sleepers(round_, left, last=True)
     lift(round_, left, (record.domain for record in last.waiting if record.code is WaitCode.POWER))
     identity = _next_identity(last, event)

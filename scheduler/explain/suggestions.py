@@ -235,10 +235,10 @@ class Suggestions:
 
     def _open(self, trial: Assignment) -> Candidate | None:
         """The first candidate that has free room now and that quota allows."""
-        holdings, job = self.round.holdings, trial.job
+        job = trial.job
         for row in trial.ranked or ():
             candidate = row.candidate
-            if holdings.refusal(job.tenant, candidate.accelerator, candidate.accelerators_m) is None:
+            if self.round.allows(job, candidate):
                 found = self.round.find(job, candidate)
                 if found is not None:
                     return None if found[1] else candidate

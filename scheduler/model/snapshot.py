@@ -387,6 +387,11 @@ class Job:
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
 
+    @property
+    def waits_since_s(self) -> float:
+        """Since when it waits if it does not run: its submission or its last stop."""
+        return max(self.submitted_at_s, self.last_move_at_s or 0.0)
+
     def uses_all(self, pool: Pool) -> bool:
         """Whether its pods can use all the accelerators that they would get there."""
         return not self.most_devices or pool.is_cpu or self.per_pod.accelerators_m <= 1000 * self.most_devices

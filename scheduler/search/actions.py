@@ -118,9 +118,7 @@ def _action(
     )
     lost_s, units = 0.0, 0.0
     if before is not None and assignment.job.run is not None:
-        run = assignment.job.run
-        saved = run.started_at_s if run.saved_at_s is None else run.saved_at_s
-        lost_s = 0.0 if kind is ActionKind.LIFT else assignment.job.restart_s + max(0.0, round_.now - saved)
+        lost_s = 0.0 if kind is ActionKind.LIFT else round_.repeats_s(assignment.job)
         units = round_.holdings.units_of(before.accelerator, before.accelerators_m)
     makes_room_for = round_.gave_way.get(assignment.job.id) if kind is ActionKind.MOVE else None
     text = repr(

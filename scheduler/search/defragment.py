@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from ..candidates.candidates import Candidate
 from .claim import Claim, hours_left
 from .proposal import propose
+from .queues import request_of
 from .round import Round
 from .rules import ROOM, eligible
 from .state import Assignment
@@ -44,13 +45,7 @@ def defragment(round_: Round, blocked: list[Assignment]) -> bool:
         job = assignment.job
         if assignment.placement is not None:
             continue
-        key = (
-            id(assignment.option.shared),
-            job.tenant,
-            round_.priority(job),
-            job.node_selector,
-            job.required_domain,
-        )
+        key = job.tenant, round_.priority(job), request_of(assignment)
         if key in hopeless:
             continue
         for candidate in _scattered(round_, assignment, free):
@@ -66,12 +61,12 @@ def defragment(round_: Round, blocked: list[Assignment]) -> bool:
 
 def _scattered(round_: Round, assignment: Assignment, free: Mapping[str, int]) -> list[Candidate]:
     """Candidates for which enough accelerators are free (thousandths, by pool), most profit first."""
-    job, holdings = assignment.job, round_.holdings
+    job = assignment.job
     return [
         row.candidate
         for row in round_.ranked(assignment)
         if row.candidate.accelerators_m <= free[row.candidate.pool]
-        and holdings.refusal(job.tenant, row.candidate.accelerator, row.candidate.accelerators_m) is None
+        and round_.allows(job, row.candidate)
         and round_.find(job, row.candidate) is None
         and round_.pods_if_empty(job, row.candidate) >= row.candidate.pods
     ]

@@ -17,7 +17,7 @@ Taking more of what it keeps costs nothing in the same round: it restarts anyway
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 from ..candidates.candidates import Candidate
 from ..model.snapshot import Placement
@@ -26,18 +26,6 @@ from ..placement.pool import request
 from .round import Round
 from .state import Assignment
 from .victim_groups import Part
-
-
-def _smaller(
-    round_: Round, assignment: Assignment, placement: Placement, pods: Iterable[int]
-) -> Iterator[Candidate]:
-    """The job as in the placement with so many pods instead, of these numbers those with which it could run."""
-    for count in pods:
-        found = round_.state.candidates.sized(
-            assignment.option, placement.pool, placement.mode, count, power_cap=placement.power_cap
-        )
-        if found is not None and found.per_pod == placement.per_pod:
-            yield found
 
 
 def partial_victim(round_: Round, assignment: Assignment, allowed: Callable[[int], bool]) -> Part | None:
@@ -49,8 +37,9 @@ def partial_victim(round_: Round, assignment: Assignment, allowed: Callable[[int
     placement = assignment.placement
     if placement is None or not assignment.can_shrink:
         return None
-    for candidate in _smaller(round_, assignment, placement, range(assignment.job.min_pods, placement.pods)):
-        if allowed(placement.accelerators_m - candidate.accelerators_m):
+    for pods in range(assignment.job.min_pods, placement.pods):
+        candidate = round_.sized(assignment, placement, pods)
+        if candidate is not None and allowed(placement.accelerators_m - candidate.accelerators_m):
             stays = _stays(round_, assignment, Counter(placement.nodes), candidate)
             if stays is None:
                 return None
@@ -69,9 +58,10 @@ def keep_pods(round_: Round, assignment: Assignment, held: Placement) -> None:
     least = 0 if assignment.placement is None else assignment.placement.pods
     room = _room(round_, assignment, held)
     most = min(held.pods - 1, room.total())
-    for candidate in _smaller(round_, assignment, held, range(most, assignment.job.min_pods - 1, -1)):
-        if candidate.pods <= least:
-            return
+    for pods in range(most, max(assignment.job.min_pods - 1, least), -1):
+        candidate = round_.sized(assignment, held, pods)
+        if candidate is None:
+            continue
         stays = _stays(round_, assignment, room, candidate)
         if stays is not None:
             if least or not _better_elsewhere(round_, assignment, candidate):
@@ -120,11 +110,11 @@ def _stays(
 
 def _better_elsewhere(round_: Round, assignment: Assignment, candidate: Candidate) -> bool:
     """Whether the job could start now with a candidate of higher value."""
-    holdings, job = round_.holdings, assignment.job
+    job = assignment.job
     for other in assignment.option.candidates:
         if other.value <= candidate.value:
             return False
-        if holdings.refusal(job.tenant, other.accelerator, other.accelerators_m) is None:
+        if round_.allows(job, other):
             found = round_.find(job, other)
             if found is not None and not found[1]:
                 return True

@@ -85,8 +85,7 @@ def _lost(round_: Round, assignment: Assignment) -> float:
     if run is None:
         return 0.0
     units = round_.holdings.units_of(run.placement.accelerator, run.placement.accelerators_m)
-    saved = run.started_at_s if run.saved_at_s is None else run.saved_at_s
-    return units * (assignment.job.restart_s + max(0.0, round_.now - saved))
+    return units * round_.repeats_s(assignment.job)
 
 
 def within_its_worth(claim: Claim, trial: Trial) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from ..candidates.candidates import Candidate
 from .migration import pays
+from .queues import request_of
 from .round import Round
 from .state import Assignment
 
@@ -45,7 +46,7 @@ def wanted_pools(round_: Round) -> set[str]:
     known: set[tuple[object, ...]] = set()
     for assignment in round_.waiting():
         job = assignment.job
-        key = (id(assignment.option.shared), job.tenant, job.node_selector, job.required_domain)
+        key = job.tenant, request_of(assignment)
         if key in known:
             continue
         known.add(key)
@@ -53,7 +54,7 @@ def wanted_pools(round_: Round) -> set[str]:
             candidate.pool
             for candidate in assignment.option.candidates
             if candidate.pool not in wanted
-            and not round_.holdings.refusal(job.tenant, candidate.accelerator, candidate.accelerators_m)
+            and round_.allows(job, candidate)
             and round_.pods_if_empty(job, candidate) >= candidate.pods
         }
     return wanted
@@ -61,9 +62,9 @@ def wanted_pools(round_: Round) -> set[str]:
 
 def _grow_one(round_: Round, assignment: Assignment, current: Candidate) -> None:
     """Let one job take the most pods that fit in the pool where it is, if that is worth it."""
-    job, placement = assignment.job, assignment.placement
+    job, stays = assignment.job, assignment.stays
     most = job.max_pods
-    if assignment.stays:
+    if stays:
         if not (round_.movable(assignment) and round_.can_disrupt()):
             return
         most = min(most, current.pods * round_.policy.growth_factor)
@@ -75,9 +76,7 @@ def _grow_one(round_: Round, assignment: Assignment, current: Candidate) -> None
         round_.clear(assignment)
         for pods in range(most, current.pods, -1):
             candidate = round_.sized(assignment, current, pods)
-            if candidate is None or not _worth(
-                round_, assignment, current, candidate, placement == _runs_at(assignment)
-            ):
+            if candidate is None or not _worth(round_, assignment, current, candidate, stays):
                 continue
             nodes = round_.cluster.find(job, candidate, later=False)
             if nodes is not None:
@@ -86,17 +85,10 @@ def _grow_one(round_: Round, assignment: Assignment, current: Candidate) -> None
                 return
 
 
-def _runs_at(assignment: Assignment) -> object:
-    run = assignment.job.run
-    return None if run is None else run.placement
-
-
 def _worth(
     round_: Round, assignment: Assignment, current: Candidate, candidate: Candidate, stays: bool
 ) -> bool:
     """Whether quota allows the larger size, and it is worth more; of a job that would stay: a restart, too."""
-    if candidate.value <= current.value or round_.holdings.refusal(
-        assignment.job.tenant, candidate.accelerator, candidate.accelerators_m
-    ):
+    if candidate.value <= current.value or not round_.allows(assignment.job, candidate):
         return False
     return not stays or pays(round_, assignment, current, candidate)

@@ -57,8 +57,7 @@ def _placed(round_: Round, assignment: Assignment, share: DeadlineShare) -> bool
     enough = [
         row.candidate
         for row in round_.ranked(assignment)
-        if has_enough(row.candidate, share)
-        and not round_.holdings.refusal(job.tenant, row.candidate.accelerator, row.candidate.accelerators_m)
+        if has_enough(row.candidate, share) and round_.allows(job, row.candidate)
     ]
     for candidate in enough:
         found = round_.find(job, candidate)

@@ -53,7 +53,7 @@ def _reclaim_one(
         candidate = ranked.candidate
         if candidate.power_cap < 1 and _could_be_uncapped(round_, assignment):
             continue  # others are not stopped for less than full power
-        if holdings.refusal(job.tenant, candidate.accelerator, candidate.accelerators_m):
+        if not round_.allows(job, candidate):
             continue
         right = holdings.right(job.tenant, candidate.accelerator, candidate.accelerators_m)
         if right is not Right.GUARANTEED and (due or not round_.can_disrupt()):

@@ -98,7 +98,7 @@ def _take(claim: Claim, rule: Rule, groups: Sequence[VictimGroup], inside: froze
         return False
     shrinks = rule.displaced is Displaced.WAIT
     shrunk = _stop(round_, chosen, shrinks)
-    if round_.holdings.refusal(job.tenant, candidate.accelerator, candidate.accelerators_m):
+    if not round_.allows(job, candidate):
         return False
     found = round_.find(job, candidate)
     if found is None and round_.cluster.feeds is not None:

@@ -98,7 +98,7 @@ def keep(round_: Round, known: Iterable[Reservation], thorough: bool = True) -> 
         if assignment.job.kind is JobKind.OPAQUE and assignment.job.last_move_at_s == round_.now:
             continue  # it ends
         candidate = assignment.option.listed(place)
-        if candidate is None or _refused(round_, assignment, candidate):
+        if candidate is None or not round_.allows(assignment.job, candidate):
             continue
         since_s = {
             nodes.index[name]: since
@@ -157,9 +157,7 @@ def reserve(round_: Round, blocked: Iterable[Assignment]) -> list[Assignment]:
     smallest = min(round_.state.sizes)
     claims = [a for a in waiting if _by_right(round_, a)]
     patient = [a for a in waiting if least_m(a.job) > smallest and _patient(round_, a)]
-    patient.sort(
-        key=lambda a: (round_.holdings.held_per_weight(a.job.tenant), _waits_since_s(a.job), a.job.id)
-    )
+    patient.sort(key=lambda a: (round_.holdings.held_per_weight(a.job.tenant), a.job.waits_since_s, a.job.id))
     by_patience = sum(hold.patient for hold in round_.holds.values())
     by_right = {a.job.id for a in claims}
     searches = policy.reservations
@@ -217,17 +215,7 @@ def _below_share(round_: Round, assignment: Assignment) -> bool:
 
 def _patient(round_: Round, assignment: Assignment) -> bool:
     """Whether the job has waited so long that smaller ones do not pass it any more."""
-    return round_.outlasts(round_.now - _waits_since_s(assignment.job), assignment)
-
-
-def _waits_since_s(job: Job) -> float:
-    moved = job.last_move_at_s
-    return job.submitted_at_s if moved is None else max(job.submitted_at_s, moved)
-
-
-def _refused(round_: Round, assignment: Assignment, candidate: Candidate) -> bool:
-    tenant = assignment.job.tenant
-    return round_.holdings.refusal(tenant, candidate.accelerator, candidate.accelerators_m) is not None
+    return round_.outlasts(round_.now - assignment.job.waits_since_s, assignment)
 
 
 def _add(round_: Round, hold: Hold, taken: set[int]) -> None:
@@ -326,11 +314,7 @@ def _options(round_: Round, assignment: Assignment) -> list[Candidate]:
         key = (candidate.pool, candidate.mode)
         known = least.get(key)
         better = known is None or (candidate.pods, -candidate.power_cap) < (known.pods, -known.power_cap)
-        if (
-            better
-            and _possible(round_, assignment, candidate)
-            and not _refused(round_, assignment, candidate)
-        ):
+        if better and _possible(round_, assignment, candidate) and round_.allows(assignment.job, candidate):
             least[key] = candidate
     return list(least.values())[:OPTIONS]
 

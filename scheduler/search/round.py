@@ -232,21 +232,18 @@ class Round:
             place.pods < run.placement.pods
         )
 
-    def cached(self, key: tuple[object, ...], tenant: str, find: Callable[[], T]) -> T:
-        """The result of `find`, kept until the tenant's holdings change."""
-        version = self.holdings.version.get(tenant, 0)
+    def cached(self, key: tuple[object, ...], tenant: str | None, find: Callable[[], T]) -> T:
+        """The result of `find`, kept until the tenant's holdings change (None: those of any tenant)."""
+        versions = self.holdings.version
+        version = sum(versions.values()) if tenant is None else versions.get(tenant, 0)
         known = self._cached.get(key)
         if known is None or known[0] != version:
             known = self._cached[key] = (version, find())
         return cast(T, known[1])
 
-    def cached_for_all(self, key: tuple[object, ...], find: Callable[[], T]) -> T:
-        """The same, kept until any tenant's holdings change."""
-        version = sum(self.holdings.version.values())
-        known = self._cached.get(key)
-        if known is None or known[0] != version:
-            known = self._cached[key] = (version, find())
-        return cast(T, known[1])
+    def stopped(self) -> list[Assignment]:
+        """Jobs that ran when the round began and have no place now, in order of id."""
+        return [one for one in self.changed if one.placement is None and one.job.run is not None]
 
     def waiting(self) -> list[Assignment]:
         """Jobs without a place that may be given one."""
@@ -269,10 +266,7 @@ class Round:
 
     def put_now(self, assignment: Assignment, candidate: Candidate) -> bool:
         """Place a job that has no place where quota and free room allow it now; whether it was placed."""
-        job = assignment.job
-        if self.holdings.refusal(job.tenant, candidate.accelerator, candidate.accelerators_m) is not None:
-            return False
-        found = self.find(job, candidate)
+        found = self.find(assignment.job, candidate) if self.allows(assignment.job, candidate) else None
         if found is None or found[1]:
             return False
         self.put(assignment, candidate, *found)
@@ -338,6 +332,10 @@ class Round:
         for assignment in found:
             self.clear(assignment)
         return found
+
+    def allows(self, job: Job, candidate: Candidate) -> bool:
+        """Whether quota allows the job this candidate beside all that its tenant holds."""
+        return self.holdings.refusal(job.tenant, candidate.accelerator, candidate.accelerators_m) is None
 
     def find(self, job: Job, candidate: Candidate) -> tuple[tuple[str, ...], bool] | None:
         """Nodes for a candidate that are free now, or else (True) after stopping jobs have released theirs."""
@@ -408,11 +406,11 @@ class Round:
         rooms = nodes.rooms(ask, later, allowed)
         return sum(room for _, room in nodes.powered(rooms, candidate.draw_w, LATER if later else NOW))
 
-    def sized(self, assignment: Assignment, candidate: Candidate, pods: int) -> Candidate | None:
-        """The candidate with another number of pods that make the same request; None: it could not run so."""
-        own = assignment.option, candidate.pool, candidate.mode, pods
-        found = self.state.candidates.sized(*own, power_cap=candidate.power_cap)
-        return found if found is not None and found.per_pod == candidate.per_pod else None
+    def sized(self, assignment: Assignment, like: Candidate | Placement, pods: int) -> Candidate | None:
+        """The same with another number of pods that make the same request; None: it could not run so."""
+        own = assignment.option, like.pool, like.mode, pods
+        found = self.state.candidates.sized(*own, power_cap=like.power_cap)
+        return found if found is not None and found.per_pod == like.per_pod else None
 
     def pods_if_empty(self, job: Job, candidate: Candidate, closed: bool = False) -> int:
         """How many pods of this candidate would fit if none of our jobs ran (`closed`: and all nodes were
@@ -424,11 +422,15 @@ class Round:
     def lost_s(self, assignment: Assignment) -> float:
         """Seconds of progress lost if the job were stopped now: the restart, and the work since its last
         checkpoint."""
-        run = assignment.job.run
-        if run is None or assignment.started_at_s >= self.now:
-            return assignment.job.restart_s
-        saved = run.started_at_s if run.saved_at_s is None else run.saved_at_s
-        return assignment.job.restart_s + max(0.0, self.now - saved)
+        job = assignment.job
+        return job.restart_s if assignment.started_at_s >= self.now else self.repeats_s(job)
+
+    def repeats_s(self, job: Job) -> float:
+        """The same, whatever the plan has done with the job."""
+        if job.run is None:
+            return job.restart_s
+        saved = job.run.started_at_s if job.run.saved_at_s is None else job.run.saved_at_s
+        return job.restart_s + max(0.0, self.now - saved)
 
     def lost_units(self, assignment: Assignment) -> float:
         """The same times the accelerators of its running attempt, in exchange-rate units; 0 for a job that
@@ -461,7 +463,7 @@ class Round:
         `Policy.reclaim_decision_fraction` of its reclaim deadline, which counts from when the job began to wait. A
         job that is stopped in this round begins to wait now."""
         job = assignment.job
-        since = self.now if job.run is not None else max(job.submitted_at_s, job.last_move_at_s or 0.0)
+        since = self.now if job.run is not None else job.waits_since_s
         deadline_s = job.reclaim_deadline_s or self.policy.guarantee_reclaim_s
         return since + self.policy.reclaim_decision_fraction * deadline_s
 

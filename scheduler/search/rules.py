@@ -208,8 +208,7 @@ def _has_its_turn(claim: Claim) -> bool:
     share = holdings.entitled.get(job.tenant, 0.0)
     if asked <= share + EPS or share <= 0 or holdings.units(job.tenant) > EPS:
         return False
-    waits_since_s = max(job.submitted_at_s, job.last_move_at_s or 0.0)
-    return round_.now - waits_since_s >= own_turn_s * (asked / share - 1)
+    return round_.now - job.waits_since_s >= own_turn_s * (asked / share - 1)
 
 
 def _inside_user_share(claim: Claim) -> bool:

@@ -32,14 +32,7 @@ def take_from_sleepers(round_: Round, blocked: list[Assignment], last: bool = Fa
     if last and reclaim(round_, [assignment for assignment in left if assignment.placement is None]):
         round_.sync_holds()
         known = {assignment.job.id for assignment in left}
-        stopped = [
-            assignment
-            for assignment in round_.changed
-            if assignment.placement is None
-            and assignment.job.run is not None
-            and not assignment.job.yields
-            and assignment.job.id not in known
-        ]
+        stopped = [one for one in round_.stopped() if one.job.id not in known]
         left = start_waiting(round_, [*(one for one in left if one.placement is None), *stopped])
     _give_back(round_, sleepers)
     return [assignment for assignment in left if assignment.placement is None]

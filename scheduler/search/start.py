@@ -32,7 +32,7 @@ from ..candidates.candidates import Candidate
 from ..fairness.quota import Right
 from ..model.snapshot import Job, JobId, JobKind
 from .holds import Hold, lifted
-from .queues import Order
+from .queues import Order, request_of
 from .round import Round
 from .state import Assignment, RankedCandidate
 
@@ -146,7 +146,7 @@ def _use_reservations(round_: Round, wanted: Iterable[Assignment]) -> None:
             continue
         if not round_.shares.are_due(hold):
             continue
-        if round_.holdings.refusal(assignment.job.tenant, candidate.accelerator, candidate.accelerators_m):
+        if not round_.allows(assignment.job, candidate):
             continue
         place = hold.placement
         hold.lift()
@@ -270,10 +270,7 @@ def _nothing_fits(round_: Round, assignments: Iterable[Assignment]) -> bool:
     """Whether no request of these jobs fits."""
     least: dict[int, tuple[int, Assignment, RankedCandidate]] = {}
     """The fewest pods of each shape, and whose request that is."""
-    one_each = {
-        (id(one.option.shared), one.job.node_selector, one.job.required_domain): one for one in assignments
-    }
-    for assignment in one_each.values():
+    for assignment in {request_of(one): one for one in assignments}.values():
         for row in assignment.ranked or round_.ranked(assignment):
             known, pods = least.get(row.shape), row.candidate.pods
             if known is None or pods < known[0]:
@@ -465,12 +462,12 @@ def _open(
     candidate, shape = row.candidate, row.shape
     if candidate.pods >= blocked.least.get(shape, 1 << 30):
         return None
-    tenant, accelerator, amount_m = assignment.job.tenant, candidate.accelerator, candidate.accelerators_m
-    if weakest < Right.BORROWING and round_.holdings.right(tenant, accelerator, amount_m) > weakest:
+    job, asked = assignment.job, (candidate.accelerator, candidate.accelerators_m)
+    if weakest < Right.BORROWING and round_.holdings.right(job.tenant, *asked) > weakest:
         return None
-    if round_.holdings.refusal(tenant, accelerator, amount_m):
+    if not round_.allows(job, candidate):
         return None
-    found = round_.find(assignment.job, candidate)
+    found = round_.find(job, candidate)
     if found is None:
         blocked.note(shape, candidate.pods)
     return found

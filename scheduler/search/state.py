@@ -31,7 +31,7 @@ from ..placement.demand_mix import DemandMix
 from ..placement.feeds import Feeds
 from ..placement.watt_limits import most_watts, watt_limits
 from .deadlines import deadline_shares
-from .queues import Order, WaitingQueues
+from .queues import Order, WaitingQueues, request_of
 
 _PROFIT = attrgetter("profit")
 
@@ -225,8 +225,7 @@ class PlanningState:
         known: dict[tuple[object, ...], list[int]] = {}
         found: dict[JobId, Sequence[Candidate]] = {}
         for name, own in self.assignments.items():
-            job, candidates = own.job, own.option.candidates
-            key = id(own.option.shared), job.node_selector, job.required_domain
+            job, candidates, key = own.job, own.option.candidates, request_of(own)
             able = known.get(key)
             if able is None:
                 able = known[key] = [
@@ -269,8 +268,7 @@ class PlanningState:
     def _terms_of(self, assignment: Assignment) -> list[tuple[float, int, int]]:
         """What is the same for all jobs with the same request, for each candidate: its cost, its shape number, and the
         thousandths of accelerators by which its value counts as density; 0: the watts count, too."""
-        job, shared = assignment.job, assignment.option.shared
-        key = id(shared), job.node_selector, job.required_domain
+        job, shared, key = assignment.job, assignment.option.shared, request_of(assignment)
         known = self._terms.get(key)
         if known is None:
             terms = [

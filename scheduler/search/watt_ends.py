@@ -50,7 +50,7 @@ def ends_of(round_: Round, leaves_at_s: Callable[[Assignment], float]) -> Ends:
     Args:
         leaves_at_s: when a job that this round has placed does so; those that ran before stay until their end.
     """
-    ran, placed = round_.cached_for_all(("ends",), lambda: _ends_now(round_))
+    ran, placed = round_.cached(("ends",), None, lambda: _ends_now(round_))
     more = [(leaves_at_s(one), name, one) for name, one in placed]
     more = [end for end in more if not math.isinf(end[0])]
     return sorted([*ran, *more], key=itemgetter(0, 1)) if more else ran
