@@ -51,7 +51,15 @@ class Trial:
 
     def changes(self) -> list[tuple[Assignment, Place]]:
         """Jobs that are not where they were when the trial began, and where that was, in order of id."""
-        return self._round.changes_since(self._begin)
+        first: dict[JobId, Place] = {}
+        for job, place in self._round.journal[self._begin :]:
+            first.setdefault(job, place)
+        assignments = self._round.assignments
+        return [
+            (assignments[job], was)
+            for job, was in sorted(first.items(), key=itemgetter(0))
+            if _differs(assignments[job], was)
+        ]
 
 
 class Round:
@@ -77,7 +85,7 @@ class Round:
         """Running jobs that were moved in this round, and for whose sake (`defragment.py`)."""
         self._first: dict[JobId, Place] = {}
         """Where jobs were when the round began: those that changed since."""
-        self._journal: list[tuple[JobId, Place]] = []
+        self.journal: list[tuple[JobId, Place]] = []
         """Where jobs were before each change, while trials run."""
         self._trials = 0
         """How many trials run, one inside the other."""
@@ -123,7 +131,7 @@ class Round:
     def trial(self) -> Iterator[Trial]:
         """Within this context changes are on trial: at its end all jobs are where they were, unless `Trial.keep` was
         called. Trials may stand inside each other."""
-        trial = Trial(self, len(self._journal))
+        trial = Trial(self, len(self.journal))
         self._trials += 1
         try:
             yield trial
@@ -132,19 +140,7 @@ class Round:
                 self._undo(trial.changes())
             self._trials -= 1
             if not self._trials:
-                self._journal.clear()
-
-    def changes_since(self, begin: int) -> list[tuple[Assignment, Place]]:
-        """Jobs that are not where they were when the journal had this many entries, and where that was, in order of
-        id."""
-        first: dict[JobId, Place] = {}
-        for job, place in self._journal[begin:]:
-            first.setdefault(job, place)
-        return [
-            (self.assignments[job], was)
-            for job, was in sorted(first.items(), key=itemgetter(0))
-            if _differs(self.assignments[job], was)
-        ]
+                self.journal.clear()
 
     def _undo(self, changes: list[tuple[Assignment, Place]]) -> None:
         """Put jobs back. Reservations withhold room anew afterwards: what they withheld meanwhile was not there before."""
@@ -203,7 +199,7 @@ class Round:
 
     def _touch(self, assignment: Assignment) -> None:
         if self._trials:
-            self._journal.append((assignment.job.id, place_of(assignment)))
+            self.journal.append((assignment.job.id, place_of(assignment)))
         if assignment.job.id not in self._first:
             self._first[assignment.job.id] = place_of(assignment)
 

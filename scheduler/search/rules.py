@@ -170,9 +170,8 @@ def _that(victims: Iterable[Victim], tests: Sequence[Holds]) -> list[Victim]:
 
 def eligible(claim: Claim, rule: Rule) -> list[Victim]:
     """All jobs that may give way to the claim by this rule, cheapest first."""
-    groups = groups_of(claim, (rule,))
-    found = {offer.id: offer.victim for group in groups for row in group.on_node.values() for offer in row}
-    return sorted(found.values(), key=lambda victim: (victim.cost, victim.id))
+    found = (victim for group in groups_of(claim, (rule,)) for victim in group.standing)
+    return sorted(found, key=lambda victim: (victim.cost, victim.id))
 
 
 def groups_of(claim: Claim, rules: Sequence[Rule], planned: bool = False) -> list[VictimGroup]:

@@ -35,12 +35,8 @@ class _Resized:
     candidate: Candidate
     pods: int
     """How many more or fewer."""
-    value: float
-    """Gained or lost by it, the value of the work that is repeated included."""
-
-    @property
-    def per_pod(self) -> float:
-        return self.value / self.pods
+    gain: float
+    """The value that it gains (of a job with fewer: below 0), less that of the work that is repeated."""
 
 
 def transfer(round_: Round) -> None:
@@ -61,15 +57,15 @@ def transfer(round_: Round) -> None:
 def _within(round_: Round, group: list[Assignment]) -> None:
     """Transfers between these jobs, the one that gains most first."""
     takers = _foremost(_more(round_, one) for one in group)
-    givers = _foremost((_less(round_, one) for one in group), sign=-1)
+    givers = _foremost(_less(round_, one) for one in group)
     pairs = [
-        (more.value - less.value, more, less)
+        (more.gain + less.gain, more, less)
         for taking in takers
         for giving in givers
         if taking[0].assignment is not giving[0].assignment
         for more in taking
         for less in giving
-        if more.pods == less.pods and more.value > less.value
+        if more.pods == less.pods and more.gain > -less.gain
     ]
     pairs.sort(key=lambda pair: (-pair[0], pair[1].assignment.job.id, pair[2].assignment.job.id))
     for _, more, less in pairs:
@@ -79,41 +75,37 @@ def _within(round_: Round, group: list[Assignment]) -> None:
             _carried_out(round_, more, less)
 
 
-def _foremost(sizes: Iterable[Iterator[_Resized]], sign: int = 1) -> list[list[_Resized]]:
-    """The sizes of the jobs that come first."""
-    known = [own for each in sizes if (own := list(each))]
-    known.sort(key=lambda own: -max(sign * one.per_pod for one in own))
+def _foremost(sizes: Iterable[list[_Resized]]) -> list[list[_Resized]]:
+    """The sizes of the jobs that gain most, or lose least, per pod."""
+    known = [own for own in sizes if own]
+    known.sort(key=lambda own: -max(one.gain / one.pods for one in own))
     return known[:TRIED]
 
 
-def _more(round_: Round, assignment: Assignment) -> Iterator[_Resized]:
+def _more(round_: Round, assignment: Assignment) -> list[_Resized]:
     """The job with more pods, as many as one restart may give it."""
     now = assignment.candidate
     assert now is not None
-    for pods in range(now.pods + 1, min(assignment.job.max_pods, now.pods * round_.policy.growth_factor) + 1):
-        candidate = round_.sized(assignment, now, pods)
-        if candidate is not None and pays(round_, assignment, now, candidate):
-            gain = (
-                candidate.value
-                - now.value
-                - round_.policy.transfer_gain_factor * own_charge(round_, assignment, candidate)
-            )
-            yield _Resized(assignment, candidate, pods - now.pods, gain)
+    most = min(assignment.job.max_pods, now.pods * round_.policy.growth_factor)
+    larger = _resized(round_, assignment, now, range(now.pods + 1, most + 1))
+    return [one for one in larger if pays(round_, assignment, now, one.candidate)]
 
 
-def _less(round_: Round, assignment: Assignment) -> Iterator[_Resized]:
+def _less(round_: Round, assignment: Assignment) -> list[_Resized]:
     """The job with fewer pods."""
     now = assignment.candidate
     assert now is not None
-    for pods in range(assignment.job.min_pods, now.pods):
-        candidate = round_.sized(assignment, now, pods)
-        if candidate is not None:
-            loss = (
-                now.value
-                - candidate.value
-                + round_.policy.transfer_gain_factor * own_charge(round_, assignment, candidate)
-            )
-            yield _Resized(assignment, candidate, now.pods - pods, loss)
+    return list(_resized(round_, assignment, now, range(assignment.job.min_pods, now.pods)))
+
+
+def _resized(
+    round_: Round, assignment: Assignment, now: Candidate, sizes: Iterable[int]
+) -> Iterator[_Resized]:
+    for pods in sizes:
+        one = round_.sized(assignment, now, pods)
+        if one is not None:
+            charge = round_.policy.transfer_gain_factor * own_charge(round_, assignment, one)
+            yield _Resized(assignment, one, abs(pods - now.pods), one.value - now.value - charge)
 
 
 def _carried_out(round_: Round, more: _Resized, less: _Resized) -> None:

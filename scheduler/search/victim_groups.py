@@ -7,7 +7,7 @@ at the cost of the difference, so one group serves many searches (`victims.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,6 +131,11 @@ class VictimGroup:
     def count(self) -> int:
         """How many victims there are."""
         return len(self._members)
+
+    @property
+    def standing(self) -> Iterator[Victim]:
+        """Those that free anything on the pool's nodes."""
+        return (victim for victim in self._members if victim.frees)
 
     def become(self, victims: list[Victim]) -> None:
         """Change the group into that of these victims, at the cost of the difference."""

@@ -202,7 +202,7 @@ class _Search:
         return [(v, True) for v in others] + [(v, False) for v in _dearest(chosen)]
 
     def _all(self) -> list[Victim]:
-        found = {o.id: o.victim for on_node in self.maps for offers in on_node.values() for o in offers}
+        found = {victim.id: victim for group in self.groups for victim in group.standing}
         return [found[name] for name in sorted(found)]
 
     def _bounds(self) -> list[tuple[float, int]]:

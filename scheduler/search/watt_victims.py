@@ -73,9 +73,7 @@ def for_watts(
     if feeds is None or place is None:
         return []
     short = feeds.missing(place, LATER if later else NOW)
-    victims = {
-        offer.id: offer.victim for group in eligible for offers in group.on_node.values() for offer in offers
-    }
+    victims = {victim.id: victim for group in eligible for victim in group.standing}
     gives = [
         (victim.cost / sum(gives.values()), victim.id, gives)
         for victim in victims.values()
