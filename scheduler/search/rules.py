@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
-from itertools import chain
 
 from ..fairness.quota import EPS, Right
 from ..model.snapshot import Job, JobKind
@@ -119,7 +118,7 @@ def victims_of(claim: Claim, rule: Rule, tenant: str, planned: bool = False) -> 
 
 
 def _of_tenant(claim: Claim, rule: Rule, tenant: str, planned: bool) -> list[Victim]:
-    found = _allowed(claim, rule, tenant, planned)
+    found: Iterable[Victim] = _allowed(claim, rule, tenant, planned)
     if rule.losses is not None:
         found = _cheap(claim, rule, rule.losses, tenant)
     elif rule.cost is not None:
@@ -128,22 +127,19 @@ def _of_tenant(claim: Claim, rule: Rule, tenant: str, planned: bool) -> list[Vic
     return list(found if rule.limit is None else rule.limit(claim, tenant, found))
 
 
-def _allowed(claim: Claim, rule: Rule, tenant: str, planned: bool) -> Iterable[Victim]:
-    """Those of the tenant that pass the rule's tests; they are looked for when the first one is asked for."""
-    return chain.from_iterable(_listed(claim, rule, tenant, planned))
-
-
-def _listed(claim: Claim, rule: Rule, tenant: str, planned: bool) -> Iterator[Sequence[Victim]]:
-    """The same, first those that this round has placed."""
+def _allowed(claim: Claim, rule: Rule, tenant: str, planned: bool) -> Iterator[Victim]:
+    """Those of the tenant that pass the rule's tests, first those that this round has placed; they are looked for when the
+    first one is asked for."""
     own, pool = claim.round.stoppable, claim.candidate.pool
     tests = [test(claim) for test in rule.tests]
     if rule.key is None:
-        yield _that(own.ran(pool, tenant) if rule.ran else own.due(pool, tenant), tests)
+        every = own.ran(pool, tenant) if rule.ran else own.due(pool, tenant)
+        yield from [victim for victim in every if all(holds(victim.assignment) for holds in tests)]
         return
     key = rule.name, rule.key(claim)
     if planned:
-        yield own.passing(pool, tenant, key, tests, planned=True)
-    yield own.passing(pool, tenant, key, tests)
+        yield from own.passing(pool, tenant, key, tests, planned=True)
+    yield from own.passing(pool, tenant, key, tests)
 
 
 def _cheap(claim: Claim, rule: Rule, losses: Losses, tenant: str) -> Iterable[Victim]:
@@ -162,10 +158,6 @@ def _cheap(claim: Claim, rule: Rule, losses: Losses, tenant: str) -> Iterable[Vi
     return (
         Victim(victim.assignment, cost, claim.nodes) for victim, cost in found if victim.assignment is not own
     )
-
-
-def _that(victims: Iterable[Victim], tests: Sequence[Holds]) -> list[Victim]:
-    return [victim for victim in victims if all(holds(victim.assignment) for holds in tests)]
 
 
 def eligible(claim: Claim, rule: Rule) -> list[Victim]:

@@ -94,19 +94,13 @@ def _taken_of_nodes(claim: Claim) -> dict[int, int]:
 
 def above_user_share(claim: Claim, _: str, victims: Iterable[Victim]) -> Iterator[Victim]:
     """What users hold above their shares of the tenant's."""
-    taken: dict[str, int] = {}
-    return (victim for victim in victims if _keeps_user_share(claim.round, victim.assignment, taken))
+    return filter(_keeping_user_shares(claim.round), victims)
 
 
 def own_or_above_user_share(claim: Claim, _: str, victims: Iterable[Victim]) -> Iterator[Victim]:
     """Jobs of the same user, and what other users hold above their shares of the tenant's."""
-    taken: dict[str, int] = {}
-    return (
-        victim
-        for victim in victims
-        if victim.assignment.job.user == claim.job.user
-        or _keeps_user_share(claim.round, victim.assignment, taken)
-    )
+    others = _keeping_user_shares(claim.round)
+    return (one for one in victims if one.assignment.job.user == claim.job.user or others(one))
 
 
 def not_needed_for_deadlines(claim: Claim, _: str, victims: Iterable[Victim]) -> Iterator[Victim]:
@@ -170,17 +164,22 @@ def _above_first(round_: Round, tenant: str, victims: Iterable[Victim]) -> Itera
     """Sort jobs first whose users keep their share of the tenant's without them."""
     if not round_.holdings.has_several_users(tenant):
         return victims
+    keeps = _keeping_user_shares(round_)
+    return sorted(victims, key=lambda victim: not keeps(victim))
+
+
+def _keeping_user_shares(round_: Round) -> Callable[[Victim], bool]:
+    """Whether the job's user keeps its share without this job and those that were taken before; if so it counts as taken.
+    All victims are of one pool."""
     taken: dict[str, int] = {}
-    return sorted(victims, key=lambda victim: not _keeps_user_share(round_, victim.assignment, taken))
 
+    def keeps(victim: Victim) -> bool:
+        job, place = victim.assignment.job, victim.assignment.placement
+        assert place is not None
+        amount_m = taken.get(job.user, 0) + place.accelerators_m
+        if not round_.holdings.user_keeps_share_without(job.tenant, job.user, place.accelerator, amount_m):
+            return False
+        taken[job.user] = amount_m
+        return True
 
-def _keeps_user_share(round_: Round, assignment: Assignment, taken: dict[str, int]) -> bool:
-    """Whether the job's user keeps its share without this job and the ones taken before; if so it counts as
-    taken. All victims are of one pool."""
-    job, placement = assignment.job, assignment.placement
-    assert placement is not None
-    amount_m = taken.get(job.user, 0) + placement.accelerators_m
-    if not round_.holdings.user_keeps_share_without(job.tenant, job.user, placement.accelerator, amount_m):
-        return False
-    taken[job.user] = amount_m
-    return True
+    return keeps
