@@ -505,7 +505,8 @@ class Operator:
 
     def snapshot(self) -> Snapshot:
         """The snapshot that a plan would be made on now."""
-        return build(ClusterObjects.of(self.caches), utc_now(), half_life_s=self.settings.usage_half_life_s)
+        seen, orders = ClusterObjects.of(self.caches), self.rounds.orders.in_flight
+        return build(seen, utc_now(), half_life_s=self.settings.usage_half_life_s, orders=orders)
 
     def problems(self) -> list[str]:
         """Why the process should be restarted; empty while it is healthy.

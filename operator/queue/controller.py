@@ -15,9 +15,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from enum import StrEnum
 from typing import NamedTuple
 
-from busbar.kube.errors import ApiError, Conflict, ConnectionFailed, NotFound
+from busbar.kube.errors import ApiError, Conflict, ConnectionFailed, NotFound, ServerError
 from busbar.kube.informer import Key
 from busbar.operator.decisions import Decision
 from busbar.operator.errors import Fenced, LaneFull
@@ -41,6 +42,23 @@ class Item(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.key}"
+
+
+class Outcome(StrEnum):
+    """How a reconcile ended, as the metric calls it."""
+
+    OK = "ok"
+    FENCED = "fenced"
+    """The lease is not held."""
+    LATER = "later"
+    """There was no place for what is only told."""
+    CONFLICT = "conflict"
+    """The object changed or is gone."""
+    ERROR = "error"
+    """A write was refused."""
+    UNKNOWN = "unknown"
+    """A write was not answered, or with a failure of the server: it may have been done."""
+    BUG = "bug"
 
 
 def _about(item: Item, again_s: float) -> dict[str, object]:
@@ -100,36 +118,39 @@ class Controller:
         """Waits until the workers are not paused."""
         await self._running.wait()
 
-    async def process(self, item: Item, decisions: tuple[Decision, ...] = ()) -> None:
+    async def process(self, item: Item, decisions: tuple[Decision, ...] = ()) -> Outcome:
         """Reconciles one object now; errors are handled as the module's head says."""
         lock = self._locks.setdefault(item, asyncio.Lock())
         async with lock:
-            result = "ok"
-            try:
-                again = await self._handlers[item.kind](item.key, decisions)
-                self.queue.succeeded(item)
-                if again is not None:
-                    self.queue.later(item, again)
-            except Fenced:
-                result = "fenced"
-                self.queue.later(item, FENCED_AGAIN_S)
-            except LaneFull:
-                result = "later"
-                self.queue.failed(item, least_s=NO_PLACE_AGAIN_S)
-            except (Conflict, NotFound) as error:
-                # Somebody else wrote it or deleted it; the watch will report that soon.
-                result = "conflict"
-                log.debug("%s: %s", item, error)
-                self.queue.failed(item)
-            except (ApiError, ConnectionFailed) as error:
-                result = "error"
-                delay = self.queue.failed(item)
-                log.warning("reconcile failed", extra=_about(item, delay) | {"error": str(error)})
-            except Exception:
-                result = "bug"
-                delay = self.queue.failed(item)
-                log.exception("reconcile failed", extra=_about(item, delay))
-            finally:
-                self._metrics.reconciles.labels(item.kind, result).inc()
+            outcome = await self._reconcile(item, decisions)
+            self._metrics.reconciles.labels(item.kind, outcome).inc()
         if not lock.locked() and not getattr(lock, "_waiters", None):
             self._locks.pop(item, None)
+        return outcome
+
+    async def _reconcile(self, item: Item, decisions: tuple[Decision, ...]) -> Outcome:
+        try:
+            again = await self._handlers[item.kind](item.key, decisions)
+            self.queue.succeeded(item)
+            if again is not None:
+                self.queue.later(item, again)
+            return Outcome.OK
+        except Fenced:
+            self.queue.later(item, FENCED_AGAIN_S)
+            return Outcome.FENCED
+        except LaneFull:
+            self.queue.failed(item, least_s=NO_PLACE_AGAIN_S)
+            return Outcome.LATER
+        except (Conflict, NotFound) as error:
+            # Somebody else wrote it or deleted it; the watch will report that soon.
+            log.debug("%s: %s", item, error)
+            self.queue.failed(item)
+            return Outcome.CONFLICT
+        except (ApiError, ConnectionFailed) as error:
+            delay = self.queue.failed(item)
+            log.warning("reconcile failed", extra=_about(item, delay) | {"error": str(error)})
+            return Outcome.UNKNOWN if isinstance(error, ConnectionFailed | ServerError) else Outcome.ERROR
+        except Exception:
+            delay = self.queue.failed(item)
+            log.exception("reconcile failed", extra=_about(item, delay))
+            return Outcome.BUG

@@ -45,6 +45,7 @@ from busbar.operator.pools.capacities import Capacities, Use
 from busbar.operator.pools.nodes import scheduler_pool
 from busbar.operator.profiles.table import Asked, JobFacts, facts_of, table_of, with_classes
 from busbar.operator.queue.controller import Item
+from busbar.operator.scheduling.orders import NOTHING, Ordered, with_orders
 from busbar.operator.scheduling.power_domains import PowerDomains, holds_boards, is_closed
 from busbar.operator.serving import claims as serving
 from busbar.operator.training import claim as training
@@ -83,6 +84,8 @@ class SnapshotBuilder:
         self._silent: frozenset[str] = frozenset()
         """Nodes that do not answer: other replicas start beside those that are there."""
         self._silence_changed = False
+        self._orders: Mapping[Item, Ordered] = NOTHING
+        """By object, what is ordered and not settled."""
         self._tenant_of: dict[str, str] = {}
         self._held: dict[str, budgets.Hold] = {}
         """Tenants whose budget is spent, and what that does to their work."""
@@ -156,6 +159,12 @@ class SnapshotBuilder:
         """Of these nodes it is known now which pods hold which board."""
         self._feeds_changed = self._feeds_changed or nodes != self._telling
         self._telling = nodes
+
+    def follow_orders(self, orders: Mapping[Item, Ordered]) -> None:
+        """These are in flight, and no others: they count as carried out."""
+        items = orders.keys() | self._orders.keys()
+        self._stale.update(item for item in items if orders.get(item) is not self._orders.get(item))
+        self._orders = orders
 
     def _owner_changed(self, kind: str, key: Key, old: Any, new: Any) -> None:
         item = Item(kind, key)
@@ -234,7 +243,7 @@ class SnapshotBuilder:
         uid, _, index = job.partition("/")
         item = self._owners.get(uid)
         if item is not None:
-            return item, self._objects[item.kind][item.key].metadata.resource_version or "", int(index or 0)
+            return item, self._version_of(item) or "", int(index or 0)
         key = self._pod_keys.get(uid)
         pod: Pod | None = self._objects[POD].get(key) if key is not None else None
         return (Item(POD, pod.key), "", 0) if pod is not None and pod.queued else None
@@ -330,7 +339,7 @@ class SnapshotBuilder:
     def _follow_claims(self, now: datetime, *, full: bool) -> None:
         """Makes the claims of stale objects again, and then says of each pod concerned who accounts for it."""
         pods = {item.key for item in self._stale if item.kind == POD}
-        claims = {item: tuple(self._claims_of(item, now)) for item in self._stale}
+        claims = {item: tuple(self._ordered_claims_of(item, now)) for item in self._stale}
         if full:  # guarantees, or what there is, may be others now
             claims = {**self._lasting_waits, **claims}
         self._stale.clear()
@@ -396,6 +405,17 @@ class SnapshotBuilder:
         for item in {item for *_, item, _ in waits}:
             offers = ((claim, bounded.get(claim.job.id, claim.job)) for claim in claims[item])
             claims[item] = tuple(replace(claim, job=job) for claim, job in offers if job is not None)
+
+    def _ordered_claims_of(self, item: Item, now: datetime) -> Iterable[Claim]:
+        claims, orders = self._claims_of(item, now), self._orders.get(item)
+        return claims if orders is None else with_orders(claims, orders, self._version_of(item))
+
+    def _version_of(self, item: Item) -> str | None:
+        """An object's resourceVersion; empty where its projection has none, None where it is gone."""
+        obj = self._objects[item.kind].get(item.key)
+        if obj is None or item.kind == POD:
+            return None if obj is None else ""
+        return obj.metadata.resource_version or ""
 
     def _claims_of(self, item: Item, now: datetime) -> Iterable[Claim]:
         obj = self._objects[item.kind].get(item.key)

@@ -9,10 +9,10 @@ made, follows from what rounds cost (``pace.py``).
 Between two full plans ``react`` plans only for what differs between the last snapshot and this one; a waiting job
 that is not affected keeps its reason until the next full plan.
 
-The round runs the reconciles that admit and release, under the same locks as the workers, and waits for
-them (what waiting jobs are told goes its own way, see ``sentences.py``) before the next snapshot: a snapshot is
-never older than the admissions of the round before it. A decision names the resourceVersion it was made on; if the
-object has changed since, its reconcile ignores the decision and the next round plans again.
+The round runs the reconciles that admit and release, under the same locks as the workers, and waits for them, but not for
+long (what waiting jobs are told goes its own way, see ``sentences.py``): the snapshots of the next rounds count those
+that are in flight as carried out (``orders.py``). A decision names the resourceVersion it was made on; if the object has
+changed since, its reconcile ignores the decision and the next round plans again.
 
 Everything up to the decisions runs in a thread, so that a long round delays neither watches nor the lease. The event
 loop only notes which objects changed (``changed``); the thread gives them to a ``SnapshotBuilder``, which makes again
@@ -47,6 +47,7 @@ from busbar.operator.errors import Fenced, PlanRefused
 from busbar.operator.metrics import Metrics
 from busbar.operator.queue.controller import Controller, Item
 from busbar.operator.scheduling.builder import KINDS, SnapshotBuilder
+from busbar.operator.scheduling.orders import Order, Ordered, Orders
 from busbar.operator.scheduling.pace import Pace
 from busbar.operator.scheduling.sentences import Sentences
 from busbar.operator.scheduling.snapshot import ClusterObjects, builder_of
@@ -127,6 +128,8 @@ class Work:
     everything: ClusterObjects | None
     telling: frozenset[str]
     """Nodes of which it is known which pods hold which board."""
+    orders: Mapping[Item, Ordered]
+    """In flight."""
     forecasts: Mapping[str, Forecast]
     now: datetime
     full: bool
@@ -144,6 +147,8 @@ class Decided:
     """Of quarantined speeds."""
     acting: dict[Item, list[Decision]] = field(default_factory=dict)
     """What starts and stops, by object."""
+    orders: dict[Item, dict[JobId, Order]] = field(default_factory=dict)
+    """The same, by job."""
     told: dict[Item, tuple[list[Decision], bool]] = field(default_factory=dict)
     """What waiting objects are told, and whether it goes at once."""
     silent: set[Item] = field(default_factory=set)
@@ -168,6 +173,7 @@ class Rounds:
         policy: Policy | None = None,
         clock: Callable[[], float] = time.monotonic,
         sentences: Sentences | None = None,
+        orders: Orders | None = None,
     ) -> None:
         self._caches, self._controller = caches, controller
         self._settings, self._metrics = settings, metrics
@@ -177,6 +183,7 @@ class Rounds:
         self.sentences = sentences or Sentences(
             controller, per_s=settings.sentences_per_s, every_s=settings.explain_period_s, clock=clock
         )
+        self.orders = orders or Orders(controller, self._read_again, self.wake)
         self.stopped = asyncio.Lock()  # held during a round, and by whoever lets none begin
         self._changes: Changes = {}
         self._builder: SnapshotBuilder | None = None  # None: the next round reads all objects
@@ -240,6 +247,13 @@ class Rounds:
         return self._outcome[1]
 
     async def run(self) -> None:
+        """Plans until cancelled; then nothing more of what was ordered begins."""
+        try:
+            await self._run()
+        finally:
+            await self.orders.close()
+
+    async def _run(self) -> None:
         full_at = 0.0
         while True:
             period = self._settings.round_period_s
@@ -281,7 +295,9 @@ class Rounds:
         started = time.perf_counter()
         everything = ClusterObjects.of(self._caches) if self._builder is None else None
         telling = self._caches.telling
-        work = Work(self._changes, everything, telling, self.forecasts, utc_now(), full or self._last is None)
+        orders, forecasts = self.orders.in_flight, self.forecasts
+        full = full or self._last is None
+        work = Work(self._changes, everything, telling, orders, forecasts, utc_now(), full)
         self._changes, self.forecasts = {}, {}
         try:
             decided = await asyncio.to_thread(self._round, work)
@@ -303,13 +319,17 @@ class Rounds:
                 decided.acting[item] += decisions
             else:
                 self.sentences.put(item, decisions, is_new=is_new)
-        await asyncio.gather(*(self._controller.process(i, tuple(d)) for i, d in decided.acting.items()))
-        if decided.acting:
-            # A decision may not have been carried out (the object changed, the write failed): check soon.
-            asyncio.get_running_loop().call_later(self._settings.round_check_s, self.wake)
+        await self.orders.carry_out(decided.acting, decided.orders, self._check_soon)
         if self.after is not None:
             await self.after(decided.snapshot, decided.remarks)
         return decided.plan
+
+    async def _read_again(self, item: Item) -> bool:
+        return await self._caches.read_again(item.kind, item.key)
+
+    def _check_soon(self) -> None:
+        """A decision may not have been carried out (the object changed, the write failed)."""
+        asyncio.get_running_loop().call_later(self._settings.round_check_s, self.wake)
 
     def _show(self, decided: Decided) -> None:
         self._waiting = bool(decided.plan.waiting or decided.plan.deadlines or decided.held_back)
@@ -339,7 +359,8 @@ class Rounds:
             Counter(str(record.fault) for record in quarantined(snapshot.table)),
         )
         decided.held_back = builder.held_back()
-        decided.acting, acted = self._decisions(builder, made)
+        decided.acting, decided.orders = self._decisions(builder, made, work.orders)
+        acted = {job for orders in decided.orders.values() for job in orders}
         decided.told = self._tell(builder, made, acted, work)
         due = self._tell_deadlines(builder, made, decided.told)
         if work.full:
@@ -361,6 +382,7 @@ class Rounds:
             for (kind, key), obj in work.changes.items():
                 builder.put(kind, key, obj)
             builder.tell_boards(work.telling)
+        builder.follow_orders(work.orders)
         snapshot = builder.snapshot(work.now, full=work.full)
         self._builder = builder
         return builder, snapshot
@@ -420,26 +442,32 @@ class Rounds:
         return faults
 
     def _decisions(
-        self, builder: SnapshotBuilder, made: Plan
-    ) -> tuple[dict[Item, list[Decision]], set[JobId]]:
+        self, builder: SnapshotBuilder, made: Plan, in_flight: Mapping[Item, Ordered]
+    ) -> tuple[dict[Item, list[Decision]], dict[Item, dict[JobId, Order]]]:
         """What starts and stops, by object; and the jobs for which that is so."""
         decisions: dict[Item, list[Decision]] = {}
-        acted: set[JobId] = set()
+        orders: dict[Item, dict[JobId, Order]] = {}
         giving, takers = self._give(builder.job, made)
         for action in made.actions:
             target, job = _target(builder, action.job), builder.job(action.job)
             if target is None or job is None:
                 continue
-            decision = self._decision(builder.job, action, job, target, takers.get(action.job))
+            decision = None
+            if target.item not in in_flight:
+                decision = self._decision(builder.job, action, job, target, takers.get(action.job))
             self._metrics.actions.labels(str(action.kind), "ordered" if decision else "early").inc()
             if decision is not None:
                 if action.id in giving:
                     self._metrics.gives.labels(GAVE[action.kind]).inc()
-                acted.add(action.job)
+                version = (
+                    target.version if job.kind is not JobKind.SERVING else ""
+                )  # pods are made under none
+                order = Order(action.kind, job, action.to, made.at_s, version)
+                orders.setdefault(target.item, {})[action.job] = order
                 decisions.setdefault(target.item, []).append(decision)
                 told = {"action": str(action.kind), "object": str(target.item), "index": target.index}
                 log.info("action planned", extra={"plan": made.id, **told, "reason": action.reason})
-        return decisions, acted
+        return decisions, orders
 
     def _give(
         self, jobs: Callable[[JobId], Job | None], made: Plan

@@ -5,7 +5,7 @@ The operator is the only one who builds it: the API asks the operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -21,6 +21,7 @@ from busbar.kube.types import (
 )
 from busbar.operator.accounting.usage import HALF_LIFE_S
 from busbar.operator.profiles.table import knows
+from busbar.operator.queue.controller import Item
 from busbar.operator.scheduling.builder import (
     DOMAIN,
     JOB,
@@ -32,6 +33,7 @@ from busbar.operator.scheduling.builder import (
     TENANT,
     SnapshotBuilder,
 )
+from busbar.operator.scheduling.orders import NOTHING, Ordered
 from busbar.operator.serving import claims as serving
 from busbar.operator.training import claim as training
 from busbar.operator.watch.caches import Caches, tenant_of_namespace
@@ -104,9 +106,12 @@ def build(
     now: datetime,
     draft: Draft | None = None,
     half_life_s: float = HALF_LIFE_S,
+    orders: Mapping[Item, Ordered] = NOTHING,
 ) -> Snapshot:
-    """The snapshot at ``now``; a draft is added as a waiting job with the id ``draft``."""
+    """The snapshot at ``now``, with the orders in flight carried out; a draft is added as a waiting job with the id
+    ``draft``."""
     builder = builder_of(seen, half_life_s)
+    builder.follow_orders(orders)
     made = builder.snapshot(now)
     if draft is None:
         return made

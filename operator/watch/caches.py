@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from busbar.kube.client import KubeClient, Object
+from busbar.kube.errors import ApiError, ConnectionFailed, NotFound
 from busbar.kube.informer import Cache, Informer, Key, key_of
 from busbar.kube.resources import (
     ACCELERATOR_POOLS,
@@ -74,7 +75,7 @@ class Caches:
     """See the module's head."""
 
     def __init__(self, client: KubeClient, on_change: Changed, *, inactivity_s: float) -> None:
-        self._on_change = on_change
+        self._client, self._on_change = client, on_change
         self.jobs: Cache[TrainingJob] = self._cache(TRAINING_JOBS, TrainingJob)
         self.services: Cache[ModelService] = self._cache(MODEL_SERVICES, ModelService)
         self.pools: Cache[AcceleratorPool] = self._cache(ACCELERATOR_POOLS, AcceleratorPool)
@@ -143,6 +144,18 @@ class Caches:
 
     def by_kind(self) -> dict[str, Cache[Any]]:
         return {c.resource.kind: c for c in (*self.ours, *self.informers)}
+
+    async def read_again(self, kind: str, key: Key) -> bool:
+        """Reads one object from the server, without waiting for its watch; False: there was no answer."""
+        cache = self.by_kind()[kind]
+        try:
+            cache.observe(await self._client.get(cache.resource, key.name, key.namespace or None))
+        except NotFound:
+            cache.forget(key)
+        except (ApiError, ConnectionFailed) as error:
+            log.warning("%s %s was not read: %s", kind, key, error)
+            return False
+        return True
 
     @property
     def tenant_of(self) -> Mapping[str, str]:

@@ -191,8 +191,10 @@ class Writer:
         try:
             self._observe(action.resource, await self._counted("create", action.resource, made))
         except AlreadyExists:
-            # Made before a restart, or the watch is late: the next reconcile will see which.
-            return
+            # Made before a restart, or the watch is late: the next reconcile will see which. A pod's admission may have
+            # been sent twice, and is settled now.
+            if action.resource is PODS:
+                await self._refresh(PODS, action.key)
 
     async def _delete(self, action: Delete) -> None:
         gone = self._client.delete(

@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
+from busbar.kube.errors import ConnectionFailed, Forbidden, NotFound, ServerError
 from busbar.kube.informer import Key
 from busbar.operator.decisions import Decision
 from busbar.operator.errors import Fenced, LaneFull
 from busbar.operator.metrics import Metrics
 from busbar.operator.queue import controller as module
-from busbar.operator.queue.controller import Controller, Item
+from busbar.operator.queue.controller import Controller, Item, Outcome
 
 KEY = Key("ns", "a")
 
@@ -82,4 +83,29 @@ async def test_objects_that_find_no_place_are_tried_less_and_less(monkeypatch: p
     await asyncio.sleep(0.5)
     assert 2 <= tries <= 8  # a pause that did not grow would allow 25 to 50
     task.cancel()
+    controller.queue.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (None, Outcome.OK),
+        (Fenced("not held"), Outcome.FENCED),
+        (LaneFull("no place"), Outcome.LATER),
+        (NotFound(404, "NotFound", "gone", "PATCH"), Outcome.CONFLICT),
+        (Forbidden(403, "Forbidden", "refused", "PATCH"), Outcome.ERROR),
+        (ServerError(504, "Timeout", "too late", "PATCH"), Outcome.UNKNOWN),
+        (ConnectionFailed("reset"), Outcome.UNKNOWN),
+        (KeyError("a bug"), Outcome.BUG),
+    ],
+)
+async def test_a_reconcile_says_whether_its_write_was_done(error: Exception | None, outcome: Outcome) -> None:
+    controller = Controller(Metrics(), workers=1)
+
+    async def reconcile(key: Key, decisions: tuple[Decision, ...]) -> None:
+        if error is not None:
+            raise error
+
+    controller.handles("Kind", reconcile)
+    assert await controller.process(Item("Kind", KEY)) is outcome
     controller.queue.close()

@@ -10,6 +10,7 @@ from tests.cluster.harness import engine_job
 from tests.operator.builders import pod
 
 from busbar.kube.client import Object
+from busbar.kube.errors import ConnectionFailed, NotFound
 from busbar.kube.informer import Key
 from busbar.kube.types import TrainingJob
 from busbar.kube.types.meta import share_equal_parts
@@ -147,3 +148,27 @@ def test_the_pods_of_the_newest_attempt_that_are_gone_are_known_until_their_job_
     again["metadata"]["uid"] = "another"
     kept.jobs.observe(again)
     assert kept.gone_pods("uid-job") == frozenset()
+
+
+async def test_one_object_is_read_again_where_the_server_answers() -> None:
+    answers: list[Object | Exception] = [
+        ConnectionFailed("no answer"),
+        made(version=2, status={"phase": "Queued"}),
+        NotFound(404, "NotFound", "gone", "GET"),
+    ]
+
+    class Server:
+        async def get(self, *what: object) -> Object:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    seen = Caches(cast(Any, Server()), lambda *_: None, inactivity_s=60.0)
+    seen.jobs.observe(made())
+    assert not await seen.read_again("TrainingJob", NAME)
+    assert seen.jobs.items[NAME].status is None
+    assert await seen.read_again("TrainingJob", NAME)
+    assert seen.jobs.items[NAME].status is not None
+    assert await seen.read_again("TrainingJob", NAME)
+    assert not seen.jobs.items
