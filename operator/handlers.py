@@ -55,6 +55,7 @@ from busbar.operator.serving.view import ServiceView, model_uri
 from busbar.operator.settings import Settings
 from busbar.operator.steady_clock import utc_now
 from busbar.operator.tenancy.budget_holds import BudgetHolds
+from busbar.operator.tenancy.reconcile import COUNTS_S as TENANT_COUNTS_S
 from busbar.operator.tenancy.reconcile import TenantView, release, revoke
 from busbar.operator.tenancy.reconcile import reconcile as reconcile_tenant
 from busbar.operator.training.deadline import news as deadline_news
@@ -128,6 +129,7 @@ class Handlers:
         ] = {}  # by namespace: when it was counted, what is left
         self._pace = 0, settings
         self._pool_told: dict[Key, float] = {}  # when a pool's status was written
+        self._tenant_told: dict[Key, float] = {}  # and a tenant's
         self._written_at: dict[Key, float] = {}  # jobs: when their last status was written
         self._refused_until: dict[Key, float] = {}  # services: when the next replica is sent
         controller.handles("TrainingJob", self.training_job)
@@ -352,6 +354,7 @@ class Handlers:
     async def tenant(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
         found = self._caches.tenants.items.get(key)
         if found is None:
+            self._tenant_told.pop(key, None)
             self.holds.look(key.name)
             return None
         view = TenantView(
@@ -385,6 +388,7 @@ class Handlers:
         await self._writer.carry_out(update.actions)
         if update.status is not None:
             self._energy_sent(found.metadata.uid, update.status.usage)
+            self._tenant_told[key] = time.monotonic()
             await self._writer.write_status(TENANTS, found, update.status)
         for reason, message in update.notices:
             self._writer.notice(TENANTS, found, reason, message)
@@ -415,6 +419,17 @@ class Handlers:
             job.metadata.namespace in spaces and waits_for_its_turn(job)
             for job in self._caches.jobs.items.values()
         )
+
+    def _tenant_changed(self, key: Key, old: TenantAllocation | None, new: TenantAllocation) -> None:
+        """Queues a tenant whose allocation changed; where it holds what it held, when its counts may be written again."""
+        if old == new:
+            return
+        item = Item("Tenant", key)
+        left_s = self._tenant_told.get(key, float("-inf")) + TENANT_COUNTS_S - time.monotonic()
+        if left_s > 0 and old is not None and old.holds_as(new):
+            self._controller.queue.later(item, left_s)
+        else:
+            self._controller.add(*item)
 
     async def pool(self, key: Key, decisions: tuple[Decision, ...]) -> float | None:
         found = self._caches.pools.items.get(key)
@@ -525,8 +540,7 @@ class Handlers:
         old = self._allocations
         self._allocations = await asyncio.to_thread(self._counts.follow, snapshot, remarks)
         for name, now_held in self._allocations.tenants.items():
-            if old.tenants.get(name) != now_held:
-                self._controller.add("Tenant", Key("", name))
+            self._tenant_changed(Key("", name), old.tenants.get(name), now_held)
         for name, pool_held in self._allocations.pools.items():
             if old.pools.get(name) != pool_held:
                 self._controller.add("AcceleratorPool", Key("", name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from busbar.scheduler import Job, JobId, Node, Placement, Pool, Snapshot
@@ -23,6 +23,10 @@ class TenantAllocation:
     """What each user holds, by type."""
     running_in: tuple[str, ...] = ()
     """The namespaces of what runs, in order."""
+
+    def holds_as(self, other: TenantAllocation) -> bool:
+        """Whether both differ in how many jobs run and wait, and in nothing else."""
+        return replace(self, running=other.running, waiting=other.waiting) == other
 
 
 @dataclass(frozen=True)
