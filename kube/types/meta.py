@@ -258,9 +258,9 @@ class Resource(KubeModel):
 MOST_SHARED = 10_000
 """Different sets of fields, and different parts, that are remembered: whoever writes objects decides which they have."""
 _field_sets: dict[frozenset[str], set[str]] = {}
-_leaves: dict[tuple[object, ...], BaseModel] = {}
+_leaves: dict[tuple[object, ...], object] = {}
 _PLAIN = frozenset({type(None), str, int, float, bool, datetime})
-"""Types with nothing in them; to ask first is faster than pydantic's `isinstance`."""
+"""Types with nothing in them."""
 
 
 def share_equal_parts(model: BaseModel, done: BaseModel | None = None) -> None:
@@ -284,8 +284,7 @@ def share_equal_parts(model: BaseModel, done: BaseModel | None = None) -> None:
             inside: Any = part
         elif isinstance(part, dict):
             items, inside = part.items(), part
-        elif isinstance(part, BaseModel):
-            given = part.__pydantic_fields_set__
+        elif (given := _given(part)) is not None:
             known = _field_sets.setdefault(frozenset(given), given)
             object.__setattr__(part, "__pydantic_fields_set__", known)
             inside = vars(part)
@@ -295,16 +294,22 @@ def share_equal_parts(model: BaseModel, done: BaseModel | None = None) -> None:
         for name, value in items:
             if type(value) in _PLAIN or value is done:
                 continue
-            shared = _shared(value) if isinstance(value, BaseModel) else value
+            given = _given(value)
+            shared = value if given is None else _shared(value, given)
             if shared is value:
                 parts.append(value)
             else:
                 inside[name] = shared
 
 
-def _shared(part: BaseModel) -> BaseModel:
+def _given(part: object) -> set[str] | None:
+    """The fields that a model was given; None: it is none. Faster than pydantic's `isinstance`."""
+    return getattr(part, "__pydantic_fields_set__", None)
+
+
+def _shared(part: object, given: set[str]) -> object:
     """The part that was seen first of those that equal this one."""
-    values = tuple(vars(part).values())
-    if any(isinstance(value, (list, dict, BaseModel)) for value in values):
+    try:
+        return _leaves.setdefault((type(part), frozenset(given), *vars(part).values()), part)
+    except TypeError:  # lists, dicts and models have no hash
         return part
-    return _leaves.setdefault((type(part), frozenset(part.__pydantic_fields_set__), values), part)
