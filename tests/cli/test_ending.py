@@ -13,9 +13,12 @@ import pytest
 from busbar.cli import main
 
 WAITS = """
+import signal
 import time
 import click
 from busbar.cli import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have it ignored by what they run in the background
 
 @click.command()
 def wait():
