@@ -6,6 +6,7 @@ import errno
 import gc
 import json
 import logging
+import mmap
 import os
 import shutil
 import threading
@@ -103,6 +104,27 @@ def test_products_that_are_not_packed_are_kept_as_well(
     first = run(folder, keep)
     assert run(folder, keep) == first == run(folder, None)
     assert caplog.text.count(MAPPED) == 1
+
+
+def resident_kib(path: Path) -> int:
+    """Of what this process has mapped of the file."""
+    text = Path("/proc/self/smaps").read_text().partition(f"{path}\n")[2]
+    return int(text.partition("Rss:")[2].split()[0])
+
+
+@pytest.mark.parametrize("at_once", [mmap.PAGESIZE, 16 * 2**20])
+def test_mapped_pages_are_entered_before_a_step_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(kept_weights, "MAPPED_AT_ONCE", at_once)
+    path = tmp_path / "file"
+    path.write_bytes(bytes(2**20 + 5))
+    with path.open("rb") as file:
+        memory = kept_weights._map(file.fileno(), 0, 2**20 + 5)
+    assert resident_kib(path) == 0
+    kept_weights._map_pages(memory)
+    assert resident_kib(path) == 1028
+    assert memory.sum() == 0
 
 
 def cut(folder: Path, keep: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import shutil
 import weakref
 from dataclasses import replace
@@ -26,6 +27,7 @@ from busbar.workloads.serving.errors import (
     SettingsError,
 )
 from busbar.workloads.serving.experts import DenseMlp
+from busbar.workloads.serving.kvcache import KvCache, KvShape
 from busbar.workloads.serving.linear import Linear, Move, PackedLinear, PlainLinear, can_pack, packed
 from busbar.workloads.serving.probe import batch_invariant, choose_backend
 from busbar.workloads.serving.report import table_report
@@ -206,6 +208,21 @@ def test_a_wrong_attention_back_end_is_never_chosen(folder: Path) -> None:
     assert {t.name: t.max_error > 0.01 for t in trials} == {"wrong": True, right.name: False}
     with pytest.raises(ServingError, match="wrong is off by"):
         choose_backend(shape, 4, torch.device("cpu"), [Wrong()])
+
+
+def test_a_pool_on_a_cpu_takes_memory_where_it_is_written() -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    before = resident_bytes()
+    cache = KvCache(KvShape(1, 1, 64, 64, torch.float32), 2**11, torch.device("cpu"))
+    assert cache.bytes > 2**26
+    assert resident_bytes() < before + 2**22
+    ones = torch.ones((64, 1, 64))
+    blocks, slots = torch.full((64,), 1000), torch.arange(64)
+    cache.store(0, cache.slot_index(blocks, slots), ones, 2 * ones)
+    assert cache.pool.sum() == 3 * 64 * 64
+    assert cache.contents(0, torch.tensor([1000]))[0, 1].min() == 2
 
 
 def test_the_start_check_notices_a_product_that_depends_on_the_number_of_rows(folder: Path) -> None:

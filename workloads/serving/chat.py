@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -106,7 +107,13 @@ def load_chat_template(folder: Path) -> ChatTemplate:
     if file.is_file():
         source = file.read_text()
     special = {name: _content(config[name]) for name in SPECIAL if config.get(name) is not None}
-    return ChatTemplate(source if isinstance(source, str) else None, special)
+    return _template(source if isinstance(source, str) else None, tuple(special.items()))
+
+
+@lru_cache(maxsize=2)
+def _template(source: str | None, special: tuple[tuple[str, str], ...]) -> ChatTemplate:
+    """Processes that are forked from one that has compiled it need not compile it again."""
+    return ChatTemplate(source, dict(special))
 
 
 def _content(token: object) -> str:

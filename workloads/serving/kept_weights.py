@@ -12,6 +12,7 @@ its weights in its own memory.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import json
@@ -27,6 +28,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
+from threading import Thread
 from types import TracebackType
 from typing import IO, Any
 
@@ -57,6 +59,10 @@ ENGINE = hashlib.blake2b(
 ).hexdigest()
 """Of the code that was loaded; files may be replaced while the supervisor runs."""
 MIB = 2**20
+MADV_POPULATE_READ = 22
+"""Of Linux; Python's `mmap` does not name it."""
+MAPPED_AT_ONCE = 16 * MIB
+"""Whole pages. The engine's thread waits for no more of it where it maps or frees memory of its own."""
 LOCK_S = 10.0
 """An engine whose front is gone ends sooner (`engine_process.STEP_S` for its step)."""
 Key = Mapping[str, object]
@@ -223,7 +229,10 @@ class KeptWeights:
             kinds = {each.is_codes for each in pieces.values() if each.description}
             if not all(map(can_map_packed, kinds)):
                 raise Unusable("packed weights cannot be mapped by this version of torch")
-            return pieces, _map(file.fileno(), 0, state.st_size)
+            mapped = _map(file.fileno(), 0, state.st_size)
+        if not self._on_gpu:
+            Thread(target=_map_pages, args=(mapped,), daemon=True).start()
+        return pieces, mapped
 
     def _begin(self) -> None:
         """A new file, in the place of one that is not used."""
@@ -365,3 +374,14 @@ def _map(file: int, offset: int, size: int) -> torch.Tensor:
     """uint8 [size] of a file, which is not changed by what is written to it."""
     memory = mmap.mmap(file, size, access=mmap.ACCESS_COPY, offset=offset)
     return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _map_pages(memory: torch.Tensor) -> None:
+    """Enters the pages of mapped memory into the page table, beside what else a start does: else the first step does it, one
+    fault after the other. A kernel older than 5.14 refuses, and they come with the first step."""
+    madvise = ctypes.CDLL(None).madvise  # other threads run meanwhile, unlike with `mmap.madvise`
+    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    for first in range(0, len(memory), MAPPED_AT_ONCE):
+        size = min(MAPPED_AT_ONCE, len(memory) - first)
+        if madvise(memory.data_ptr() + first, size, MADV_POPULATE_READ):
+            return

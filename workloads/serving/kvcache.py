@@ -13,7 +13,9 @@ every slot.
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -87,7 +89,8 @@ class KvCache:
         self.allocate()
 
     def allocate(self) -> None:
-        """A pool of zeros, at the start and after a `release`."""
+        """A pool of zeros, at the start and after a `release`. On a CPU a page of it takes memory, and time, when it is first
+        written to: nobody waits for blocks that are not used."""
         shape, form = self.shape, self.shape.form
         if form is None:
             self._set(self._zeros(shape.head_dim, shape.dtype), None)
@@ -103,7 +106,10 @@ class KvCache:
     def _zeros(self, width: int, dtype: torch.dtype) -> torch.Tensor:
         shape = self.shape
         sizes = (self.blocks + 1, shape.layers, 2, shape.kv_heads, shape.block_tokens, width)
-        return torch.zeros(sizes, dtype=dtype, device=self.device)
+        if self.device.type != "cpu":
+            return torch.zeros(sizes, dtype=dtype, device=self.device)
+        pages = mmap.mmap(-1, prod(sizes) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(pages, dtype=dtype).view(sizes)
 
     def _set(self, numbers: torch.Tensor, terms: torch.Tensor | None) -> None:
         self._numbers = _Planes(numbers)
