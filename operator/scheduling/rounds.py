@@ -16,8 +16,7 @@ changed since, its reconcile ignores the decision and the next round plans again
 
 Everything up to the decisions runs in a thread, so that a long round delays neither watches nor the lease. The event
 loop only notes which objects changed (``changed``); the thread gives them to a ``SnapshotBuilder``, which makes again
-what depends on them. What waiting jobs are told is looked at again where the plan's record is another, and for
-all of them after a full plan.
+what depends on them. ``telling.py`` says what waiting jobs are told.
 
 Every plan goes through the independent checker before anything of it is carried out; between two full plans, which it
 checks as a whole, it looks again at the jobs that differ. A plan that it refuses is
@@ -32,7 +31,7 @@ import gc
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from operator import attrgetter
@@ -42,7 +41,7 @@ from busbar.kube.errors import ApiError, ConnectionFailed
 from busbar.kube.informer import Key
 from busbar.kube.types.lost_work import GivesWayTo
 from busbar.operator.accounting.allocations import PoolRemarks
-from busbar.operator.decisions import Admit, Deadline, Decision, Forecast, Lift, Release, Reserved, Wait
+from busbar.operator.decisions import Admit, Decision, Forecast, Lift, Release
 from busbar.operator.errors import Fenced, PlanRefused
 from busbar.operator.metrics import Metrics
 from busbar.operator.queue.controller import Controller, Item
@@ -51,12 +50,10 @@ from busbar.operator.scheduling.orders import Order, Ordered, Orders
 from busbar.operator.scheduling.pace import Pace
 from busbar.operator.scheduling.sentences import Sentences
 from busbar.operator.scheduling.snapshot import ClusterObjects, builder_of
+from busbar.operator.scheduling.telling import Target, Telling, Told, target_of
 from busbar.operator.settings import Settings
 from busbar.operator.steady_clock import utc_now
-from busbar.operator.training.deadline import is_told
-from busbar.operator.training.reservation import moved, same_place
 from busbar.operator.watch.caches import Caches
-from busbar.operator.write.status import clip
 from busbar.scheduler import (
     Action,
     ActionKind,
@@ -69,16 +66,12 @@ from busbar.scheduler import (
     Objective,
     Plan,
     Policy,
-    Reservation,
     SchedulerError,
     Snapshot,
-    WaitingRecord,
     applied,
     plan,
     react,
-    sentence,
 )
-from busbar.scheduler.model.diff import differing
 from busbar.scheduler.performance.learning import quarantined
 
 log = logging.getLogger(__name__)
@@ -105,15 +98,6 @@ def policy_of(settings: Settings) -> Policy:
         usage_half_life_s=settings.usage_half_life_s,
         guarantee_reclaim_s=settings.guarantee_reclaim_s,
     )
-
-
-@dataclass(frozen=True)
-class Target:
-    """The object that a job of the snapshot stands for."""
-
-    item: Item
-    version: str  # its resourceVersion when the snapshot was built
-    index: int = 0
 
 
 Changes = dict[tuple[str, Key], Any]
@@ -149,8 +133,7 @@ class Decided:
     """What starts and stops, by object."""
     orders: dict[Item, dict[JobId, Order]] = field(default_factory=dict)
     """The same, by job."""
-    told: dict[Item, tuple[list[Decision], bool]] = field(default_factory=dict)
-    """What waiting objects are told, and whether it goes at once."""
+    told: Told = field(default_factory=dict)
     silent: set[Item] = field(default_factory=set)
     """Objects that are told nothing more: they wait no longer."""
     held_back: Mapping[Item, str] = field(default_factory=dict)
@@ -187,8 +170,6 @@ class Rounds:
         self.stopped = asyncio.Lock()  # held during a round, and by whoever lets none begin
         self._changes: Changes = {}
         self._builder: SnapshotBuilder | None = None  # None: the next round reads all objects
-        self._looked_at: tuple[WaitingRecord, ...] = ()
-        """The records of the round before."""
         self._memo: Memo | None = None
         self._checker = Checker()
         self._last: tuple[Snapshot, Plan] | None = None  # the round before
@@ -197,7 +178,7 @@ class Rounds:
         """Actions of the last plan that make room for replicas of services."""
         self._planned = True  # False: the last attempt to plan failed
         self._plans = 0
-        self._explained: dict[str, tuple[str, str, float]] = {}
+        self._telling = Telling(caches, settings.explain_period_s, clock)
         self._waiting = False
         self._pace = Pace(settings.round_debounce_s, settings.round_period_s)
         self.forecasts: dict[
@@ -361,12 +342,11 @@ class Rounds:
         decided.held_back = builder.held_back()
         decided.acting, decided.orders = self._decisions(builder, made, work.orders)
         acted = {job for orders in decided.orders.values() for job in orders}
-        decided.told = self._tell(builder, made, acted, work)
-        due = self._tell_deadlines(builder, made, decided.told)
+        decided.told = self._telling.reasons(builder, made, acted, work.forecasts, full=work.full)
+        due = self._telling.deadlines(builder, made, decided.told)
         if work.full:
             decided.waiting = set(builder.waiting()) | due
-            for gone in [job for job in self._explained if builder.job(JobId(job)) is None]:
-                del self._explained[gone]
+            self._telling.keep(builder)
         else:
             silent = {Item(*changed) for changed in work.changes if not builder.waits(Item(*changed))}
             decided.silent = silent - due
@@ -449,7 +429,7 @@ class Rounds:
         orders: dict[Item, dict[JobId, Order]] = {}
         giving, takers = self._give(builder.job, made)
         for action in made.actions:
-            target, job = _target(builder, action.job), builder.job(action.job)
+            target, job = target_of(builder, action.job), builder.job(action.job)
             if target is None or job is None:
                 continue
             decision = None
@@ -484,55 +464,6 @@ class Rounds:
         before, self._gave = self._gave, found
         return found - before, takers
 
-    def _tell(
-        self, builder: SnapshotBuilder, made: Plan, acted: set[JobId], work: Work
-    ) -> dict[Item, tuple[list[Decision], bool]]:
-        """What waiting objects are told, and whether it goes at once: the reason is new to the object's status, or a
-        place is won or lost."""
-        places = {reservation.job: reservation for reservation in made.reservations}
-        told: dict[Item, tuple[list[Decision], bool]] = {}
-        for record in self._to_tell(made, {*places, *builder.reserved(), *work.forecasts}, full=work.full):
-            job, target = builder.job(record.job), _target(builder, record.job)
-            if target is None or job is None or job.run is not None or record.job in acted:
-                continue
-            reserved, won_or_lost = self._reserved(places.get(record.job), target, made.at_s)
-            wait, is_new = self._explain(record, target, at_once=won_or_lost)
-            news = (wait, work.forecasts.get(record.job), reserved)
-            found = [d for d in news if d is not None]
-            if found:
-                before, was_new = told.get(target.item, ([], False))
-                told[target.item] = ([*before, *found], was_new or is_new or won_or_lost)
-        return told
-
-    def _tell_deadlines(
-        self, builder: SnapshotBuilder, made: Plan, told: dict[Item, tuple[list[Decision], bool]]
-    ) -> set[Item]:
-        """What jobs with deadlines are told, waiting or not, at once: added to `told`; the jobs."""
-        shares = {share.job: share for share in made.deadlines}
-        found: set[Item] = set()
-        for name in builder.with_deadline():
-            target = _target(builder, name)
-            job = self._caches.jobs.items.get(target.item.key) if target is not None else None
-            if target is None or job is None:
-                continue
-            found.add(target.item)
-            share, status = shares.get(name), job.status
-            if not is_told(status.deadline if status else None, job.spec.deadline, share, made.at_s):
-                before, _ = told.get(target.item, ([], False))
-                told[target.item] = ([*before, Deadline(share)], True)
-        return found
-
-    def _to_tell(self, made: Plan, others: set[str], *, full: bool) -> Iterator[WaitingRecord]:
-        """The records that are new, and those of the jobs named; all of them after a full plan."""
-        before, self._looked_at = self._looked_at, made.waiting
-        if full:
-            yield from made.waiting
-            return
-        _, come = differing(before, made.waiting)
-        yield from come
-        if others := others.difference(record.job for record in come):
-            yield from (record for record in made.waiting if record.job in others)
-
     def _decision(
         self,
         jobs: Callable[[JobId], Job | None],
@@ -553,87 +484,9 @@ class Rounds:
         to = taker if job.kind is not JobKind.SERVING else None
         return Release(reason, action.reason, target.version, target.index, taken=taken, to=to)
 
-    def _reserved(
-        self, place: Reservation | None, target: Target, now_s: float
-    ) -> tuple[Reserved | None, bool]:
-        """The decision that writes the place of a TrainingJob, and whether the job got or lost it.
-
-        None where people would see no difference.
-        """
-        job = self._caches.jobs.items.get(target.item.key) if target.item.kind == "TrainingJob" else None
-        if job is None:
-            return None, False
-        written = job.status.reservation if job.status is not None else None
-        if same_place(written, place) and not moved(written, place, now_s):
-            return None, False
-        return Reserved(place), (written is None) != (place is None)
-
-    def _explain(
-        self, record: WaitingRecord, target: Target, *, at_once: bool = False
-    ) -> tuple[Wait | None, bool]:
-        """The decision that writes why the job waits, and whether its code is new to the object.
-
-        None where the status says it, or where only the sentence differs and was written recently, perhaps by an
-        earlier process; ``at_once``: another sentence goes with a write that is due anyhow.
-        """
-        text, code, now = sentence(record), str(record.code), self._clock()
-        was = self._explained.get(record.job)
-        written = self._written(target)
-        if was is None and written is not None and written[0] == code:
-            was = self._explained[record.job] = (code, clip(written[1]), now)
-        is_new = was is None or was[0] != code or (written is not None and written[0] != code)
-        period_s = 0.0 if at_once else self._settings.explain_period_s
-        recent = was is not None and (was[1] == clip(text) or now - was[2] < period_s)
-        if recent and not is_new:
-            return None, False
-        self._explained[record.job] = (code, clip(text), now)
-        return Wait(code, text, record_for_members(record), target.index), is_new
-
-    def _written(self, target: Target) -> tuple[str, str] | None:
-        """Reason and message of the object's status; None for a pod of another controller, which has none."""
-        if target.item.kind == "Pod":
-            return None
-        cache: Any = self._caches.jobs if target.item.kind == "TrainingJob" else self._caches.services
-        obj = cache.items.get(target.item.key)
-        status = obj.status if obj is not None else None
-        return (str(status.reason or ""), str(status.message or "")) if status is not None else ("", "")
-
 
 def _service_of(replica: Job) -> GivesWayTo:
     namespace, _, name = replica.service.partition("/")
     return GivesWayTo(
         uid=replica.id.rpartition("/")[0], namespace=namespace, name=name, tenant=replica.tenant
     )
-
-
-def _target(builder: SnapshotBuilder, job: JobId) -> Target | None:
-    found = builder.target(job)
-    return None if found is None else Target(*found)
-
-
-def record_for_members(record: WaitingRecord) -> dict[str, Any]:
-    """The record as members of the tenant may read it: amounts, and no other tenant's name."""
-    holders = [
-        {"amount": h.amount_m, "guaranteed": h.guaranteed, "own": h.tenant == record.tenant}
-        for h in record.holders
-    ]
-    fields: dict[str, Any] = {
-        "code": str(record.code),
-        "resource": record.resource,
-        "requested": record.requested,
-        "entitled": record.entitled,
-        "allocated": record.allocated,
-        "limit": record.limit,
-        "free": record.free,
-        "position": record.position,
-        "mode": record.mode or None,
-        "domain": record.domain or None,
-        "closed": [{"why": c.why, "nodes": c.nodes} for c in record.closed] or None,
-        "holders": holders or None,
-        "changes": [{"kind": c.kind, "current": c.current, "needed": c.needed} for c in record.changes]
-        or None,
-    }
-    return {k: v for k, v in fields.items() if v is not None}
-
-
-__all__ = ["Rounds", "Target", "record_for_members"]

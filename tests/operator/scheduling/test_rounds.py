@@ -28,7 +28,8 @@ from busbar.operator.errors import PlanRefused
 from busbar.operator.metrics import Metrics
 from busbar.operator.queue.controller import Controller, Item
 from busbar.operator.scheduling.builder import SnapshotBuilder
-from busbar.operator.scheduling.rounds import Rounds, Target
+from busbar.operator.scheduling.rounds import Rounds
+from busbar.operator.scheduling.telling import Target
 from busbar.operator.training.reconcile import reconcile
 from busbar.operator.watch.caches import Caches
 from busbar.scheduler import (
@@ -252,10 +253,10 @@ async def test_what_the_status_says_already_is_not_said_again() -> None:
     record, target = made.waiting[0], Target(Item("TrainingJob", Key("team", "job")), "7")
     said = waiting.status.model_copy(update={"reason": str(record.code), "message": "An older sentence."})
     caches.jobs.items[Key("team", "job")] = waiting.model_copy(update={"status": said})
-    assert rounds._explain(record, target) == (None, False)
+    assert rounds._telling.explain(record, target) == (None, False)
     other = waiting.status.model_copy(update={"reason": "FairShare", "message": "Another reason."})
     caches.jobs.items[Key("team", "job")] = waiting.model_copy(update={"status": other})
-    wait, is_new = rounds._explain(record, target)
+    wait, is_new = rounds._telling.explain(record, target)
     assert wait is not None
     assert (wait.reason, is_new) == (str(record.code), True)
 
@@ -274,17 +275,17 @@ async def test_a_place_is_told_once_and_again_when_it_is_lost() -> None:
     target = Target(Item("TrainingJob", Key("team", "job")), "7")
     now_s = NOW_UTC.timestamp()
     place = Reservation(JobId("uid-job"), placement(2), (now_s, now_s), now_s + 3600, 1)
-    assert rounds._reserved(None, target, now_s) == (None, False)
-    assert rounds._reserved(place, target, now_s) == (Reserved(place), True)
+    assert rounds._telling.reserved(None, target, now_s) == (None, False)
+    assert rounds._telling.reserved(place, target, now_s) == (Reserved(place), True)
     items[Key("team", "job")] = _with_place(waiting, place)
-    assert rounds._reserved(place, target, now_s + 60) == (None, False)
+    assert rounds._telling.reserved(place, target, now_s + 60) == (None, False)
     nearer = replace(place, collected=2)
-    assert rounds._reserved(nearer, target, now_s) == (Reserved(nearer), False)
+    assert rounds._telling.reserved(nearer, target, now_s) == (Reserved(nearer), False)
     exchanged = replace(place, since_s=(now_s, now_s + 5))
-    assert rounds._reserved(exchanged, target, now_s) == (Reserved(exchanged), False)
-    assert rounds._reserved(None, target, now_s) == (Reserved(None), True)
+    assert rounds._telling.reserved(exchanged, target, now_s) == (Reserved(exchanged), False)
+    assert rounds._telling.reserved(None, target, now_s) == (Reserved(None), True)
     service = Target(Item("ModelService", Key("team", "job")), "7")
-    assert rounds._reserved(place, service, now_s) == (None, False)
+    assert rounds._telling.reserved(place, service, now_s) == (None, False)
 
 
 async def test_a_job_is_told_of_its_deadline_with_its_admission_and_while_it_waits_and_once() -> None:
