@@ -5,7 +5,9 @@
     ${XDG_CACHE_HOME:-~/.cache}/busbar/bin/kubernetes-<version key>/kube-apiserver
 
 The version key is a digest of everything that determines the result (go.mod, go.sum, our main files, flags,
-machine type), so a changed pin is built beside the old version.  Several programs may be links to one multi-call
+machine type), so a changed pin is built beside the old version.  A program with ``repairs`` is compiled from copies of
+the named files with the repaired text in them; a text that is no longer there once stops the build, so that no pin is
+moved past its repair unseen.  Several programs may be links to one multi-call
 program that depends on the name it is called by: always run the path that was returned.  A file lock makes
 concurrent callers wait for one build instead of running two.
 
@@ -22,6 +24,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +46,16 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
+class Repair:
+    """One defect of a dependency: in ``file`` of the Go module ``module``, ``wrong`` (once) becomes ``right``."""
+
+    module: str
+    file: str
+    wrong: str
+    right: str
+
+
+@dataclass(frozen=True)
 class Program:
     """One executable: ``package`` of the go.mod in ``gomods/<module>``; ``names`` are links to it."""
 
@@ -51,6 +64,7 @@ class Program:
     package: str
     names: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()  # linker settings -X, as "import/path.name=value"
+    repairs: tuple[Repair, ...] = ()
 
 
 # Without these the server calls itself v0.0.0 and kubectl cannot read its version.
@@ -65,6 +79,15 @@ _CONTROL = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler
 _HELM_VERSION = "helm.sh/helm/v4/internal/version.version=v4.3.1"
 _CONTAINERD = "github.com/containerd/containerd/v2"
 
+# KWOK asks for revision 0 also when it continues a watch, and is sent all objects again each time. A watch that fell
+# behind under load therefore falls behind for good. Revision 0 is right only where nothing has been read yet.
+_KWOK_CONTINUES_WATCHES = Repair(
+    "sigs.k8s.io/kwok",
+    "pkg/utils/informer/event.go",
+    "if !o.EnableListPager || o.EnableStreamWatch {",
+    'if opts.ResourceVersion == "" && (!o.EnableListPager || o.EnableStreamWatch) {',
+)
+
 # In the order in which `up` builds them: programs that others wait for come first.
 PROGRAMS = (
     Program("kube-control", "kubernetes", "./control", _CONTROL, _KUBERNETES_VERSION),
@@ -78,7 +101,7 @@ PROGRAMS = (
     Program(
         "helm", "helm", "helm.sh/helm/v4/cmd/helm", (), ("helm.sh/helm/v4/internal/version.version=v4.3.1",)
     ),
-    Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+    Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", repairs=(_KWOK_CONTINUES_WATCHES,)),
     Program("local-path-provisioner", "local-path", "github.com/rancher/local-path-provisioner"),
 )
 
@@ -108,7 +131,11 @@ def version_key(module: str) -> str:
     folder = sources(module)
     for file in sorted(p for p in folder.rglob("*") if p.suffix in (".mod", ".sum", ".go")):
         digest.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes())
-    recipes = [(p.file, p.package, p.variables) for p in PROGRAMS if p.module == module]
+    recipes = [
+        (p.file, p.package, p.variables, *([p.repairs] if p.repairs else []))
+        for p in PROGRAMS
+        if p.module == module
+    ]
     digest.update(repr((recipes, GO_FLAGS, platform.machine())).encode())
     return digest.hexdigest()[:12]
 
@@ -161,13 +188,20 @@ def _compile(wanted: Program, target: Path, running: Step) -> None:
     environment = go_environment()
     linker = " ".join(["-s", "-w", *(f"-X {v}" for v in wanted.variables)])
     partial = target.with_name(f".{target.name}.partial")
-    command = [go, "build", *GO_FLAGS, "-v", "-ldflags", linker, "-o", str(partial), wanted.package]
     total = patiently(lambda: _count_packages(go, wanted, environment))
     tail: list[str] = []
     folder = sources(wanted.module)
-    with subprocess.Popen(
-        command, cwd=folder, env=environment, text=True, stderr=subprocess.PIPE, errors="replace"
-    ) as compiler:
+    with (
+        _repaired_modules(go, wanted, environment) as modules,
+        subprocess.Popen(
+            [go, "build", *GO_FLAGS, *modules, "-v", "-ldflags", linker, "-o", str(partial), wanted.package],
+            cwd=folder,
+            env=environment,
+            text=True,
+            stderr=subprocess.PIPE,
+            errors="replace",
+        ) as compiler,
+    ):
         assert compiler.stderr is not None
         for done, line in enumerate(compiler.stderr, 1):
             running.update(f"{min(done, total)} of {total} packages")
@@ -176,6 +210,49 @@ def _compile(wanted: Program, target: Path, running: Step) -> None:
         raise BuildError(f"go could not build {wanted.package} in {folder}:\n{''.join(tail)}")
     partial.chmod(0o755)
     partial.replace(target)
+
+
+@contextmanager
+def _repaired_modules(go: str, wanted: Program, environment: dict[str, str]) -> Iterator[list[str]]:
+    """The options of ``go build`` that name a go.mod in which repaired copies replace modules, and its lifetime."""
+    if not wanted.repairs:
+        yield []
+        return
+    with tempfile.TemporaryDirectory(prefix="busbar-repairs-") as folder:
+        copies: dict[str, Path] = {}
+        for repair in wanted.repairs:
+            if repair.module not in copies:
+                listed = subprocess.run(
+                    [go, "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", repair.module],
+                    cwd=sources(wanted.module),
+                    env=environment,
+                    text=True,
+                    capture_output=True,
+                    check=True,
+                )
+                copies[repair.module] = Path(folder) / str(len(copies))
+                shutil.copytree(listed.stdout.strip(), copies[repair.module], copy_function=shutil.copyfile)
+            file = copies[repair.module] / repair.file
+            file.write_text(repaired(file.read_text(), repair))
+        replaces = [f"replace {module} => {copy}\n" for module, copy in copies.items()]
+        modules = Path(folder) / "repaired.mod"
+        modules.write_text((sources(wanted.module) / "go.mod").read_text() + "\n" + "".join(replaces))
+        shutil.copyfile(sources(wanted.module) / "go.sum", modules.with_suffix(".sum"))
+        yield [f"-modfile={modules}"]
+
+
+def repaired(text: str, repair: Repair) -> str:
+    """The file's text with the repair in it.
+
+    Raises:
+        BuildError: the text to be repaired is not there exactly once, as after a new version.
+    """
+    if text.count(repair.wrong) != 1:
+        raise BuildError(
+            f"{repair.module} {repair.file} holds {text.count(repair.wrong)} times, not once, the text that "
+            f"local/build.py repairs: {repair.wrong!r}; compare the repair with the version that is pinned"
+        )
+    return text.replace(repair.wrong, repair.right)
 
 
 def _count_packages(go: str, wanted: Program, environment: dict[str, str]) -> int:

@@ -115,3 +115,52 @@ def test_a_cluster_of_your_own_needs_no_kubernetes_compiled(monkeypatch: pytest.
     assert done[:1] == ["registry.example/team:tag-1"]
     digests = {"platform": "sha256:p", "workloads": "sha256:w"}
     assert given == [{"registry": "registry.example/team", "tag": "tag-1", "digests": digests}]
+
+
+def test_a_repair_whose_text_is_gone_stops_the_build() -> None:
+    repair = build.Repair("example.org/m", "a.go", "if a {", "if b {")
+    assert build.repaired("x\nif a {\n", repair) == "x\nif b {\n"
+    for text in ("if c {", "if a {\nif a {"):
+        with pytest.raises(BuildError, match=r"example.org/m a.go holds [02] times, not once"):
+            build.repaired(text, repair)
+
+
+def test_a_repair_gives_its_program_another_version_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = []
+    for programs in (
+        build.PROGRAMS,
+        tuple(build.Program(p.file, p.module, p.package, p.names, p.variables) for p in build.PROGRAMS),
+    ):
+        monkeypatch.setattr(build, "PROGRAMS", programs)
+        build.version_key.cache_clear()
+        keys.append({module: build.version_key(module) for module in ("kwok", "helm")})
+    build.version_key.cache_clear()
+    assert keys[0]["kwok"] != keys[1]["kwok"]
+    assert keys[0]["helm"] == keys[1]["helm"]
+
+
+def test_a_program_is_compiled_from_repaired_copies_of_its_modules(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    original, ours = tmp_path / "original", tmp_path / "ours"
+    for folder in (original, ours):
+        folder.mkdir()
+        folder.joinpath("go.sum").touch()
+    (original / "a.go").write_text("if a {\n")
+    (ours / "go.mod").write_text("module ours\n")
+    monkeypatch.setattr(build, "sources", lambda module: ours)
+    monkeypatch.setattr(
+        subprocess,
+        "run",
+        lambda command, **options: subprocess.CompletedProcess(command, 0, f"{original}\n", ""),
+    )
+    repair = build.Repair("example.org/m", "a.go", "if a {", "if b {")
+    program = build.Program("p", "ours", "example.org/m/cmd/p", repairs=(repair,))
+    with build._repaired_modules("go", program, {}) as options:
+        (option,) = options
+        modules = Path(option.removeprefix("-modfile="))
+        copy = modules.read_text().split("replace example.org/m => ")[1].strip()
+        assert (Path(copy) / "a.go").read_text() == "if b {\n"
+        assert modules.with_suffix(".sum").exists()
+    assert not modules.exists()
+    assert (original / "a.go").read_text() == "if a {\n"
