@@ -1,4 +1,4 @@
-"""The operator's parts, connected: the order in which they start, who is notified, and what ends the process.
+"""The operator's parts, connected: the order in which they start, and what ends the process.
 
     server, lease ─► lists ─► informers synced ─► Kopf, workers, rounds, poller, demand, events, leader's label
         ▲                                             ▲               │ lease lost: no writes, no rounds
@@ -24,11 +24,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from busbar.kube.client import ClientLimits, KubeClient, Object
+from busbar.kube.contracts.routes import Routes
 from busbar.kube.errors import ApiError, ConnectionFailed
 from busbar.kube.informer import Cache, Informer, Key, key_of, version_of
 from busbar.kube.login import Login
 from busbar.kube.resources import MODEL_SERVICES, SECRETS, TRAINING_JOBS, Resource
-from busbar.kube.types import TrainingJob
 from busbar.operator import steady_clock
 from busbar.operator.accounting.allocations import PoolRemarks
 from busbar.operator.energy.keeper import CheckpointKeeper
@@ -36,18 +36,16 @@ from busbar.operator.errors import TakenOver
 from busbar.operator.forecasts.forecaster import Forecaster
 from busbar.operator.forecasts.job_history import JobHistory
 from busbar.operator.handlers import Handlers
+from busbar.operator.handlers.changes import OWNER_KIND, Changes
 from busbar.operator.metrics import Metrics
-from busbar.operator.pods.foreign_pods import is_claim
 from busbar.operator.pods.manifests import KIND_SERVICE
-from busbar.operator.pods.orphans import OWNERS, Reaper
+from busbar.operator.pods.orphans import Reaper
 from busbar.operator.pods.prober import Prober
-from busbar.operator.pods.volume_claims import claims_of_job
 from busbar.operator.power.meters import Meters
 from busbar.operator.previews.worker import Previews
 from busbar.operator.queue.controller import Controller, Item
 from busbar.operator.scheduling.rounds import Rounds, policy_of
 from busbar.operator.scheduling.snapshot import ClusterObjects, build
-from busbar.operator.scheduling.wakes import matters
 from busbar.operator.server import RoutesFeed, Server
 from busbar.operator.serving.demand import DemandReader
 from busbar.operator.serving.history_keeper import HistoryKeeper
@@ -56,11 +54,9 @@ from busbar.operator.serving.series_keeper import SeriesKeeper
 from busbar.operator.serving.series_store import SeriesStore
 from busbar.operator.settings import Settings
 from busbar.operator.steady_clock import utc_now
-from busbar.operator.tenancy.reconcile import COUNTS_S
 from busbar.operator.watch.caches import Caches
 from busbar.operator.watch.kopf_shell import KINDS, KopfShell
-from busbar.operator.watch.projections import Node, Pod
-from busbar.operator.watch.small_projections import QuotaSeen
+from busbar.operator.watch.projections import Pod
 from busbar.operator.write.actions import PostToPod
 from busbar.operator.write.events import EventQueue, Notice
 from busbar.operator.write.lanes import Lanes
@@ -72,7 +68,6 @@ from busbar.scheduler import Policy, Snapshot
 
 log = logging.getLogger(__name__)
 
-OWNER_KIND = {label: resource.kind for label, resource in OWNERS.items()}
 TASK_END_S = 5.0
 SAVE_S = 3.0
 """Time to write what a successor goes on from, before the lease is released; with `TASK_END_S` less than `main.END_S`."""
@@ -82,10 +77,6 @@ PAGE = 100
 """Objects of our own kinds in one answer: as JSON they take much more memory than in the cache."""
 LIST_AGAIN_S = 1.0
 """Pause after a list that failed, while nothing can be planned without it."""
-FEW_PODS = 8
-"""Jobs with as many pods are reconciled at each event of one."""
-GATHER_S, MOST_GATHER_S = 0.001, 0.2
-"""Others so much later for each of their pods: a reconcile reads all of them, and they start and end together."""
 
 
 class Operator:
@@ -106,7 +97,9 @@ class Operator:
         self.lease = LeaseThread(login, settings)
         self.fence = Fence(lambda: self.lease.hold)
         self.client = KubeClient(login, user_agent="busbar-operator", limits=limits, guard=self.fence.check)
-        self.caches = Caches(self._plain, self._changed, inactivity_s=settings.watch_inactivity_s)
+        self.caches = Caches(
+            self._plain, lambda *change: self._changes.see(*change), inactivity_s=settings.watch_inactivity_s
+        )
         self.controller = Controller(self.metrics, workers=settings.writers)
         policy = policy or policy_of(settings)
         self.rounds = Rounds(self.caches, self.controller, settings, self.metrics, policy)
@@ -161,19 +154,26 @@ class Operator:
         self.handlers.power.meters = self.meters.found
         self.label = LeaderLabel(self._plain, self.client, settings.namespace, settings.pod_name)
         self.rounds.after = self._after_round
-        self.feed = RoutesFeed(
-            lambda revision: build_routes(
-                self.caches,
-                settings.workload_keys,
-                revision,
-                [r for r in settings.pod_cidrs.split(",") if r],
-                self.prober.serving,
-                lambda namespace: self.handlers.holds.of_namespace(namespace).stops,
-                self.handlers.targets.shares_of,
-            )
+        self.feed = RoutesFeed(self._routes)
+        self.server = self._new_server()
+        self.shell = KopfShell(login, settings, self._kopf_event)
+        self.synced = False
+        self._routes_dirty = asyncio.Event()
+        self._changes = Changes(
+            self.caches,
+            self.controller,
+            self.rounds,
+            self.handlers,
+            self.reaper,
+            self.job_history,
+            lambda: self.synced,
+            self._routes_dirty.set,
         )
-        self.server = Server(
-            settings,
+        self._held_at = time.monotonic()
+
+    def _new_server(self) -> Server:
+        return Server(
+            self.settings,
             self._plain,
             self.metrics,
             self.feed,
@@ -186,10 +186,18 @@ class Operator:
             lambda: self.synced,
             lambda: self.lease.hold.holder != "",
         )
-        self.shell = KopfShell(login, settings, self._kopf_event)
-        self.synced = False
-        self._routes_dirty = asyncio.Event()
-        self._held_at = time.monotonic()
+
+    def _routes(self, revision: int) -> Routes:
+        """What the gateways are told of the services."""
+        return build_routes(
+            self.caches,
+            self.settings.workload_keys,
+            revision,
+            [r for r in self.settings.pod_cidrs.split(",") if r],
+            self.prober.serving,
+            lambda namespace: self.handlers.holds.of_namespace(namespace).stops,
+            self.handlers.targets.shares_of,
+        )
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -221,7 +229,7 @@ class Operator:
                 self.synced = True
                 counts = {"jobs": len(self.caches.jobs.items), "pods": len(self.caches.pods.items)}
                 log.info("synced", extra=counts)
-                self.job_history.rebuild(self.caches.jobs.items.values(), self._tenant_of)
+                self.job_history.rebuild(self.caches.jobs.items.values(), self.caches.tenant)
                 self.everything()
                 for name, task in (
                     ("lead", self._lead(term)),
@@ -367,119 +375,6 @@ class Operator:
             cache.forget(key_of(obj), version_of(obj))
         else:
             cache.observe(obj)
-
-    def _changed(self, kind: str, key: Key, old: Any, new: Any) -> None:
-        """A cached object changed: queues every object whose reconcile depends on it."""
-        if kind == "PersistentVolumeClaim":
-            if self.synced and (old is None or new is None):
-                self._volume_claim_changed(key)
-            return
-        self.rounds.changed(kind, key, new)
-        if not self.synced:
-            return
-        frees = matters(kind, old, new)
-        if frees:
-            self.rounds.wake()
-        if kind == "Pod":
-            pod: Pod | None = new or old
-            if pod is not None and pod.kind in OWNER_KIND:
-                self._owner_soon(pod, urgent=frees)
-            if pod is not None and pod.kind == KIND_SERVICE:
-                self._routes_dirty.set()
-            if old is None and new is not None and new.gated and is_claim(new):
-                self.controller.add("Pod", key)  # its tenant's budget may hold it
-            if new is not None and self.reaper.is_stray(new):
-                self.controller.add("Pod", key)
-            elif old is not None and new is None:
-                self.reaper.forget(old.uid)
-            return
-        self.controller.add(kind, key)
-        if kind in ("Node", "AcceleratorPool"):
-            self.handlers.undiscovered = True
-        if kind == "Node":
-            self.handlers.power.node_changed(old, new)
-            self._silence_changed(key.name, old, new)
-        elif kind == "PowerDomain":
-            self.handlers.power.domain_changed(old, new)
-        if kind in ("ModelService", "Tenant", "Node"):
-            self._routes_dirty.set()
-        if kind in ("Namespace", "RoleBinding", "NetworkPolicy") or (
-            kind == "Tenant" and matters(kind, old, new)
-        ):
-            # Tenants compete for namespaces: a change of one can give a namespace to another.
-            for tenant in self.caches.tenants.items:
-                self.controller.add("Tenant", tenant)
-            for namespace in self.caches.namespaces.items:
-                self.controller.add("Namespace", namespace)
-        if kind == "ResourceQuota":
-            self._quota_changed(key.namespace, old, new)
-        for label, resource in OWNERS.items():
-            # Its pods lost their owner, or are about to.
-            if kind == resource.kind and (new is None or new.metadata.deletion_timestamp is not None):
-                for pod_key in self.caches.named_pods(label, key):
-                    self.controller.add("Pod", pod_key)
-        if kind == "TrainingJob":
-            self.handlers.profiles.job_changed(old, new)
-            self._remember(old, new)
-            self._wake_services_of(key, old, new)
-
-    def _silence_changed(self, name: str, old: Node | None, new: Node | None) -> None:
-        """Queues those whose pods are on a node that has ceased to answer, or does so again."""
-        if (old.silent_since if old else None) == (new.silent_since if new else None):
-            return
-        for pod in self.caches.pods.items.values():
-            if pod.place == name and pod.kind in OWNER_KIND:
-                self._owner_soon(pod)
-
-    def _owner_soon(self, pod: Pod, *, urgent: bool = False) -> None:
-        """Queues the pod's job or service; one of many pods a moment later, together with what the others do then.
-
-        Where the pod frees something, its owner's status has to say so before a waiting job gets it: that goes first.
-        """
-        item = Item(OWNER_KIND[pod.kind], Key(pod.key.namespace, pod.job))
-        pods = self.caches.pods_named(pod)
-        if pods <= FEW_PODS:
-            self.controller.add(*item, urgent=urgent)
-        else:
-            self.controller.queue.later(item, min(MOST_GATHER_S, pods * GATHER_S))
-
-    def _volume_claim_changed(self, key: Key) -> None:
-        """A claim is there or gone: queues what waits for it, and what would have mounted it."""
-        for job_key, job in self.caches.jobs.items.items():
-            if job_key.namespace == key.namespace and key.name in claims_of_job(job):
-                self.controller.add("TrainingJob", job_key)
-        for service in self.caches.services.items:
-            if service.namespace == key.namespace:
-                self.controller.add("ModelService", service)
-
-    def _quota_changed(self, namespace: str, old: QuotaSeen | None, new: QuotaSeen | None) -> None:
-        """Restores it at once; what Kubernetes counted is told a little later, as it changes with every pod."""
-        tenant = Key("", self._tenant_of(namespace))
-        if old is not None and new is not None and old.limits == new.limits:
-            self.controller.queue.later(Item("Tenant", tenant), COUNTS_S)
-        else:
-            self.controller.add("Namespace", Key("", namespace))
-            self.controller.add("Tenant", tenant)
-
-    def _remember(self, old: TrainingJob | None, new: TrainingJob | None) -> None:
-        """Keeps what the forecasts need to know of a job that ended or started."""
-        if new is not None:
-            self.job_history.observe(new, self._tenant_of)
-        elif old is not None:
-            self.job_history.forget(old, self._tenant_of, utc_now())
-
-    def _tenant_of(self, namespace: str) -> str:
-        return self.caches.tenant_of.get(namespace, "")
-
-    def _wake_services_of(self, key: Key, old: Any, new: Any) -> None:
-        """Queues the services that serve this job's output: they can start once it has succeeded."""
-        before = old.status.phase if old is not None and old.status is not None else None
-        after = new.status.phase if new is not None and new.status is not None else None
-        if before == after:
-            return
-        for service_key, service in self.caches.services.items.items():
-            if service_key.namespace == key.namespace and service.spec.model.training_job == key.name:
-                self.controller.add("ModelService", service_key)
 
     def _pod_answered(self, pod: Pod) -> None:
         if pod.kind in OWNER_KIND:

@@ -164,6 +164,10 @@ class Caches:
             self._tenant_of = tenant_of_namespace(self.tenants.items.values())
         return self._tenant_of
 
+    def tenant(self, namespace: str) -> str:
+        """The name of the namespace's tenant; empty where it has none."""
+        return self.tenant_of.get(namespace, "")
+
     def owner(self, kind: str, key: Key) -> Model | None:
         """The job or service with this key, by the name of its kind."""
         cache: Cache[Any] = self.jobs if kind == TRAINING_JOBS.kind else self.services

@@ -203,7 +203,7 @@ async def test_of_two_types_the_cheaper_is_claimed_and_where_it_has_no_room_the_
         assert plan.possible, plan.reason
         assert {pool.pool for pool in plan.pools} == {cluster.namespace, other}
         assert sum(pool.replicas for pool in plan.pools) >= 2
-        uid = load.operator.handlers._caches.services.items[Key(cluster.namespace, "web")].metadata.uid
+        uid = load.operator.caches.services.items[Key(cluster.namespace, "web")].metadata.uid
         shares = load.operator.handlers.targets.shares_of(uid)[2]
         assert (set(shares), round(sum(shares.values()), 6)) == ({cluster.namespace, other}, 1.0)
         target = {"spec": {"scaling": {"external": {cluster.namespace: 1, other: 1}}}}

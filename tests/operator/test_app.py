@@ -57,12 +57,12 @@ async def test_a_tenant_is_looked_at_when_it_holds_something_else_and_else_when_
 
     try:
         assert await queued_after(one("x")), "its status has never been written"
-        operator.handlers._tenant_told[tenant.key] = time.monotonic()
+        operator.handlers.tenants._told[tenant.key] = time.monotonic()
         assert not await queued_after(one("x"), one("y"))
         assert tenant in queue._timers
         runs = Run(Placement("p", "H100", "resident", ("n",), Resources(1000)), 0.0)
         assert await queued_after(one("x", runs), one("y"))
-        operator.handlers._tenant_told[tenant.key] = time.monotonic() - 60
+        operator.handlers.tenants._told[tenant.key] = time.monotonic() - 60
         assert await queued_after(one("x", runs))
         assert not await queued_after(one("x", runs))
     finally:
