@@ -13,8 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from busbar.cli.errors import BusbarError, UsageProblem
+from busbar.cli.whole_file import WholeFile
 
 FORMAT = 1
 DATABASE, OBJECTS, KEY, MANIFEST = "database.jsonl", "objects.jsonl", "workload-key.json", "manifest.json"
@@ -33,24 +32,19 @@ Document = dict[str, Any]
 
 
 class BackupWriter:
-    """Writes the file under another name in the same folder and renames it when it is whole; mode 0600."""
+    """Writes the file, which is there when it is finished, and only then; mode 0600."""
 
     def __init__(self, path: Path, *, force: bool = False) -> None:
         self._path = path
         self._force = force
         self._parts: dict[str, str] = {}
-        self._fresh = Path()
+        self._out = WholeFile(path, 0o600)
 
     def __enter__(self) -> Self:
         if self._path.is_dir() or (self._path.exists() and not self._force):
             raise UsageProblem(f"{self._path} exists; name another file, or replace it with --force")
-        try:
-            handle, fresh = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
-        except OSError as error:
-            raise UsageProblem(f"{self._path} cannot be written: {error.strerror}") from error
-        self._fresh = Path(fresh)
-        self._file = os.fdopen(handle, "wb")
-        self._archive = zipfile.ZipFile(self._file, "w", zipfile.ZIP_DEFLATED)
+        self._out.__enter__()
+        self._archive = zipfile.ZipFile(self._out.file, "w", zipfile.ZIP_DEFLATED)
         return self
 
     def add(self, name: str, pieces: Iterable[bytes]) -> int:
@@ -76,18 +70,14 @@ class BackupWriter:
         }
         self._archive.writestr(MANIFEST, json.dumps(about, indent=2) + "\n")
         self._archive.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        os.replace(self._fresh, self._path)
+        self._out.keep()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with contextlib.suppress(OSError, ValueError):
             self._archive.close()
-        self._file.close()
-        self._fresh.unlink(missing_ok=True)
+        self._out.__exit__(kind, error, trace)
 
 
 @dataclass(frozen=True)

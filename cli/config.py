@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from busbar.cli.errors import NotAuthorised, UsageProblem
+from busbar.cli.whole_file import WholeFile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +61,9 @@ def save(config: Config, environ: Mapping[str, str] = os.environ) -> Path:
     file = path(environ)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     known = {key: value for key, value in dataclasses.asdict(config).items() if value is not None}
-    fresh = file.with_name(file.name + ".new")
-    fresh.unlink(missing_ok=True)
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as out:
-        yaml.safe_dump(known, out, sort_keys=False)
-    os.replace(fresh, file)
+    with WholeFile(file, 0o600) as out:
+        yaml.safe_dump(known, out.file, sort_keys=False, encoding="utf-8")
+        out.keep()
     return file
 
 

@@ -15,6 +15,7 @@ import click
 from busbar.cli.errors import JobFailed, NotFound, Unreachable, UsageProblem
 from busbar.cli.output import age, columns, emit, facts, output_option
 from busbar.cli.session import Session, connected
+from busbar.cli.whole_file import WholeFile
 
 if TYPE_CHECKING:
     from busbar.cli.batches import Batch, BatchClient
@@ -195,12 +196,11 @@ def results(session: Session, batch_id: str, file: Path | None, errors: bool, ga
                 sys.stdout.buffer.write(piece)
             return
         lines = found.request_counts.failed if errors else found.request_counts.completed
-        partial = file.with_name(file.name + ".part")
-        with partial.open("wb") as target, bar("downloading", lines) as told:
+        with WholeFile(file) as out, bar("downloading", lines) as told:
             for piece in client.content(file_id):
-                target.write(piece)
+                out.file.write(piece)
                 told(piece.count(b"\n"))
-        partial.replace(file)
+            out.keep()
     click.echo(f"{lines} lines in {file}", err=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,31 @@ async def test_a_file_becomes_a_batch_whose_answers_are_written_to_a_file(desk: 
     printed = await desk.batch("results", batch_id)
     assert printed.out == target.read_text()
     assert (await desk.batch("results", batch_id, "--errors")).code == 3
+
+
+async def test_results_that_are_stopped_half_way_leave_no_file_and_keep_the_old_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await desk.batch("create", desk.file("x", "y"), "--wait", "-o", "name")
+    folder = desk.site.folder / "answers"
+    folder.mkdir()
+    target = folder / "answers.jsonl"
+    content = BatchClient.content
+
+    def stopped(client: BatchClient, file_id: str) -> Iterator[bytes]:
+        yield next(content(client, file_id))
+        assert len(list(folder.iterdir())) == 1 + target.exists(), "nothing was being written"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(BatchClient, "content", stopped)
+    words = ("results", made.out.strip(), "-f", str(target))
+    assert (await desk.batch(*words)).code == 130
+    assert list(folder.iterdir()) == []
+    target.write_text("those of before")
+    assert (await desk.batch(*words)).code == 130
+    assert [(each.name, each.read_text()) for each in folder.iterdir()] == [(target.name, "those of before")]
+    missing = await desk.batch("results", made.out.strip(), "-f", str(folder / "no" / "answers.jsonl"))
+    assert (missing.code, "cannot be written" in missing.err) == (2, True)
 
 
 async def test_failed_requests_and_a_file_without_requests_are_told(desk: Desk) -> None:
