@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
-from tools.tiers import TIERS
+from tools.tiers import TIERS, UNIT
 
 settings.register_profile(
     "busbar",
@@ -31,24 +31,22 @@ settings.load_profile("busbar")
 providers._get_local_constants = Constants
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse a test whose tier looks in other folders, which would never run, and one of two tiers."""
     for item in items:
         folder = item.path.relative_to(config.rootpath).parent
         marks = {mark.name for mark in item.iter_markers()}
-        found = [tier for tier in TIERS if tier.marker in marks and tier.without not in marks]
+        found = [tier for tier in TIERS if tier.marker in marks and tier.without not in marks] or [UNIT]
         if len(found) > 1:
             raise pytest.UsageError(
                 f"{item.nodeid} would run in the tiers {' and '.join(tier.name for tier in found)}: "
                 "say in tools/tiers.py which of them leaves it out"
             )
-        for tier in found:
-            if not any(folder.is_relative_to(place) for place in tier.where):
-                raise pytest.UsageError(
-                    f"{item.nodeid} has the marker `{tier.marker}`, and the tier {tier.name} looks in "
-                    f"{', '.join(tier.where)} only: add its folder to tools/tiers.py"
-                )
+        if not found[0].looks_in(folder):
+            raise pytest.UsageError(
+                f"{item.nodeid} is a test of the tier {found[0].name}, which does not look in {folder}: "
+                "give it another marker, or add its folder to tools/tiers.py"
+            )
 
 
 @pytest.hookimpl(wrapper=True)

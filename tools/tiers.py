@@ -1,8 +1,9 @@
 """The test tiers: the tests of each, its time budget, and one table at the end.
 
-``make test`` runs all of them in the order below; ``make test-unit`` and its siblings run one.  A tier is a
-selection of pytest markers, so a new test belongs to a tier by its marker alone.  To look at all 11,000 tests takes 40 s,
-so a tier of few looks in its own folders only; a test with its marker elsewhere fails the collection (`tests/conftest.py`).
+``make test`` runs all of them in the order below, and side by side those that need one core each; ``make test-unit`` and
+its siblings run one.  A tier is a selection of pytest markers, so a new test belongs to a tier by its marker alone.  To look
+at all 11,000 tests takes 40 s, so a tier looks only where its tests are; a test that is elsewhere fails the collection
+(`tests/conftest.py`).
 Budgets are those of the project (60 minutes in all, 7 of them in reserve): a tier that overruns its budget is *reported*, not
 failed, because a slow machine is not a defect; a failing or (on CI) skipped test fails the run.
 
@@ -17,11 +18,15 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = str(ROOT / ".venv" / "bin" / "python")
+CORES = 2
+"""Of the smallest machine that runs them."""
 SUMMARY = re.compile(r"(\d+) (passed|failed|error|errors|skipped|xfailed|xpassed)")
 
 
@@ -29,7 +34,7 @@ SUMMARY = re.compile(r"(\d+) (passed|failed|error|errors|skipped|xfailed|xpassed
 class Tier:
     """One tier: ``prepare`` commands, then pytest with ``marker`` in the folders ``where``; ``budget_min`` in minutes.
 
-    Tests that have the marker ``without`` too belong to the tier of that one.
+    Tests that have the marker ``without`` too belong to the tier of that one. ``without_folders`` have no test of the tier.
 
     ``workers`` processes run a tier whose tests are independent, file by file: those with the most tests first, or, where
     files of few tests are the long ones, in ``listed`` order. ``names`` prints each test as it ends, for tests that take
@@ -45,6 +50,19 @@ class Tier:
     names: bool = False
     prepare: tuple[tuple[str, ...], ...] = ()
     without: str = ""
+    without_folders: tuple[str, ...] = ()
+    alone: bool = False
+    """Nothing runs beside it."""
+
+    @property
+    def cores(self) -> int:
+        return CORES if self.alone else min(self.workers, CORES)
+
+    def looks_in(self, folder: Path) -> bool:
+        """Whether it finds the tests of a folder, which is relative to the root."""
+        return any(folder.is_relative_to(place) for place in self.where) and not any(
+            folder.is_relative_to(place) for place in self.without_folders
+        )
 
     @property
     def selection(self) -> str:
@@ -53,6 +71,8 @@ class Tier:
 
 
 UNIT_MARKER = "not apiserver and not node and not browser and not postgres and not engine"
+UNIT = Tier("unit", 1, UNIT_MARKER, workers=2, without_folders=("tests/e2e", "tests/training"))
+"""Of the tests without a marker."""
 TIERS = (
     Tier(
         "setup",
@@ -61,9 +81,10 @@ TIERS = (
             ("python3", "tools/bootstrap.py", "--test"),
             (PYTHON, "-m", "busbar.cli.main", "up", "--build-only"),
         ),
+        alone=True,
     ),
     Tier("check", 2, prepare=(("make", "--no-print-directory", "check"),)),
-    Tier("unit", 1, UNIT_MARKER, workers=2),
+    UNIT,
     Tier(
         "apiserver",
         6,
@@ -76,7 +97,7 @@ TIERS = (
     Tier("engines", 8, "engine", ("tests/gateway", "tests/serving", "tests/training"), workers=2),
     Tier("portal", 4, "browser", ("tests/portal",), names=True),
     Tier("postgres", 2, "postgres", ("tests/api", "tests/gateway")),
-    Tier("e2e", 12, "node", ("tests/e2e", "tests/local"), names=True),
+    Tier("e2e", 12, "node", ("tests/e2e", "tests/local"), names=True, alone=True),
 )
 
 
@@ -90,13 +111,36 @@ class Outcome:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def run_pytest(tier: Tier, outcome: Outcome) -> bool:
-    """Run the tier's tests, passing their output through; true when all passed and at least one ran."""
+Say = Callable[[str], None]
+"""Prints a line."""
+
+
+def say_of(tier: Tier, among: Sequence[Tier]) -> Say:
+    """For a tier's lines, which have its name in front where others may run beside it."""
+    name = f"{tier.name:<10} " if len(among) > 1 else ""
+    return lambda line: print(f"{name}{line}\n", end="", flush=True)  # in one write, or lines would mix
+
+
+def run_told(command: Sequence[str], say: Say) -> tuple[int, str]:
+    """Run a command and pass its output on, line by line; its exit code, and the last line that sums up tests."""
+    last = ""
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace") as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            say(line.rstrip("\n"))
+            if " in " in line and SUMMARY.search(line):
+                last = line
+    return process.returncode, last
+
+
+def run_pytest(tier: Tier, outcome: Outcome, say: Say) -> bool:
+    """Run the tier's tests; true when all passed and at least one ran."""
     command = [
         PYTHON,
         "-m",
         "pytest",
         *tier.where,
+        *(f"--ignore={folder}" for folder in tier.without_folders),
         "-m",
         tier.selection,
         "--durations=5",
@@ -106,36 +150,48 @@ def run_pytest(tier: Tier, outcome: Outcome) -> bool:
     if tier.workers > 1:
         command += ["-n", str(tier.workers), "--dist", "loadfile"]
         command += ["--no-loadscope-reorder"] if tier.listed else []
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace")
-    assert process.stdout is not None
-    last = ""
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        if " in " in line and SUMMARY.search(line):
-            last = line
-    code = process.wait()
+    code, last = run_told(command, say)
     for number, word in SUMMARY.findall(last):
         outcome.counts[word.rstrip("s") if word == "errors" else word] = int(number)
     return code == 0 and outcome.counts.get("passed", 0) > 0
 
 
-def run_tier(tier: Tier) -> Outcome:
+def run_tier(tier: Tier, say: Say) -> Outcome:
     """Run one tier and time it."""
     print(f"\n=== tier {tier.name} (budget {tier.budget_min:g} min) ===", flush=True)
     outcome = Outcome(tier)
     started = time.monotonic()
-    for command in tier.prepare:
-        if subprocess.run(command, cwd=ROOT, check=False).returncode:
-            outcome.ok = False
-            break
+    outcome.ok = all(run_told(command, say)[0] == 0 for command in tier.prepare)
     if outcome.ok and tier.marker:
-        outcome.ok = run_pytest(tier, outcome)
+        outcome.ok = run_pytest(tier, outcome, say)
     outcome.seconds = time.monotonic() - started
     return outcome
 
 
-def report(outcomes: list[Outcome]) -> None:
-    """Print the table of tiers, and the totals on a line of their own."""
+def run_tiers(chosen: Sequence[Tier]) -> list[Outcome]:
+    """Run the tiers in their order, but each as soon as those that run leave it its cores.
+
+    Nothing runs after a set-up that failed.
+    """
+    waiting, outcomes = list(chosen), list[Outcome]()
+    running: dict[Future[Outcome], Tier] = {}
+    with ThreadPoolExecutor(CORES) as threads:
+        while waiting or running:
+            free = CORES - sum(tier.cores for tier in running.values())
+            if fits := next((tier for tier in waiting if tier.cores <= free), None):
+                waiting.remove(fits)
+                running[threads.submit(run_tier, fits, say_of(fits, chosen))] = fits
+                continue
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                del running[done]
+                outcomes.append(done.result())
+                if done.result().tier.name == "setup" and not done.result().ok:
+                    waiting.clear()
+    return sorted(outcomes, key=lambda outcome: chosen.index(outcome.tier))
+
+
+def report(outcomes: list[Outcome], seconds: float) -> None:
+    """Print the table of tiers, and the totals on a line of their own: tiers that ran side by side took less in all."""
     print(f"\n{'tier':<10} {'result':<7} {'time':>8} {'budget':>8}  tests")
     for outcome in outcomes:
         minutes = outcome.seconds / 60
@@ -148,7 +204,7 @@ def report(outcomes: list[Outcome]) -> None:
     passed = sum(o.counts.get("passed", 0) for o in outcomes)
     failed = sum(o.counts.get("failed", 0) + o.counts.get("error", 0) for o in outcomes)
     broken = sum(not o.ok for o in outcomes)
-    print(f"total      {sum(o.seconds for o in outcomes) / 60:.1f} min of 60; {broken} tier(s) failed")
+    print(f"total      {seconds / 60:.1f} min of 60; {broken} tier(s) failed")
     print(f"{passed} passed, {failed} failed", flush=True)
 
 
@@ -159,14 +215,9 @@ def main() -> int:
     names = parser.parse_args().tier or [t.name for t in TIERS]
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a new process would compile torch and the rest again
-    outcomes: list[Outcome] = []
-    for tier in TIERS:
-        if tier.name not in names:
-            continue
-        outcomes.append(run_tier(tier))
-        if tier.name == "setup" and not outcomes[-1].ok:
-            break
-    report(outcomes)
+    started = time.monotonic()
+    outcomes = run_tiers([tier for tier in TIERS if tier.name in names])
+    report(outcomes, time.monotonic() - started)
     return 0 if all(o.ok for o in outcomes) else 1
 
 
