@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tools.tiers import UNIT
 
 if TYPE_CHECKING:
     from tests.serving.adapted import Family
@@ -33,6 +34,12 @@ PURE = (
     "test_architecture",
     "test_replay",
 )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The unit tier imports no module with torch: this alone would take ten seconds."""
+    has_torch = collection_path.name.startswith("test_") and collection_path.stem not in PURE
+    return True if has_torch and config.option.markexpr == UNIT.selection else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
