@@ -79,6 +79,7 @@ QUICK = Settings(
     backoff_base_s=0.1,
     preempt_hold_s=0.2,
     drain_settle_s=0.05,
+    orphan_grace_s=0.1,  # no garbage collector runs here
     events_per_s=1000.0,
     events_burst=1000,
 )
