@@ -6,14 +6,14 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import TraceError
-from .csv_rows import cells_of, fault, named_rows
+from .csv_rows import cells_of
+from .serving_trace import requests_csv
 
 Floats = NDArray[np.float64]
 
@@ -22,6 +22,8 @@ PEAK_RATE_PER_S = 1.5
 40 x 6.5 kW, as POLCA publishes for its row (arXiv 2308.12908)."""
 STRETCH_S = 1200.0
 """Azure: the busiest stretch of this length is replayed again and again."""
+LEAST_STRETCH_S = 60.0
+"""Azure: of a shorter trace nobody knows what a minute of it looks like."""
 JITTER_S = 3.0
 """Azure: copies of a request are spread over this time before and after it, so bursts stay bursts."""
 WINDOW_S = 600.0
@@ -86,21 +88,12 @@ def _azure(path: Path) -> Floats:
     """Columns: seconds since the first, prompt, output."""
     if not path.is_file():
         raise TraceError(f"--data: there is no {path}")
-    try:
-        requests = [
-            (
-                datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp(),
-                float(row["ContextTokens"]),
-                float(row["GeneratedTokens"]),
-            )
-            for _, row in named_rows(path)
-        ]
-    except (KeyError, OverflowError, ValueError) as error:
-        raise TraceError(f"{path}: not the Azure trace: {fault(error)}") from error
-    found = np.array(sorted(requests))
-    if not len(found):
-        raise TraceError(f"{path}: no requests")
-    found[:, 0] -= found[0, 0]
+    trace = requests_csv(path)
+    found = np.column_stack((trace.arrivals_s, trace.prompts, trace.outputs)).astype(np.float64)
+    if found[-1, 0] < LEAST_STRETCH_S:
+        raise TraceError(
+            f"{path}: its requests lie within {found[-1, 0]:g} s; a load needs those of {LEAST_STRETCH_S:.0f} s or more"
+        )
     return found
 
 
@@ -134,21 +127,32 @@ def _servegen(folder: Path, day: int) -> list[list[_Window]]:
     files = sorted(folder.glob("*-trace.csv"))
     if not files:
         raise TraceError(f"--data: there are no *-trace.csv in {folder}")
-    clients = []
-    for path in files:
-        begin = (day - 1) * DAY_S
-        try:
-            windows = [
-                _Window(float(row[1]), row[3] == "Weibull", float(row[4]) if row[3] else 1.0)
-                for _, row in cells_of(path)
-                if begin <= float(row[0]) < begin + DAY_S
-            ]
-        except (IndexError, ValueError) as error:
-            raise TraceError(f"{path}: not the windows of a ServeGen client: {error}") from error
-        if len(windows) < DAY_S / WINDOW_S:
-            raise TraceError(f"--load: {path.name} has no complete day {day}")
-        clients.append(windows)
+    clients = [_windows(path, day) for path in files]
+    if not any(window.rate_per_s > 0 for client in clients for window in client):
+        raise TraceError(f"--load: nobody sends anything on day {day} of {folder}; name another day")
     return clients
+
+
+def _windows(path: Path, day: int) -> list[_Window]:
+    """Of one client."""
+    begin = (day - 1) * DAY_S
+    found: dict[float, _Window] = {}
+    for line, row in cells_of(path):
+        try:
+            at_s, rate, shape = float(row[0]), float(row[1]), float(row[4]) if row[3] else 1.0
+        except (IndexError, ValueError) as error:
+            raise TraceError(f"{path}:{line}: not a window of a ServeGen client: {error}") from error
+        if begin <= at_s < begin + DAY_S:
+            if not (math.isfinite(rate) and math.isfinite(shape)):
+                raise TraceError(f"{path}:{line}: the rate or the shape is no finite number")
+            found[at_s] = _Window(rate, row[3] == "Weibull", shape)
+    moments = [begin + k * WINDOW_S for k in range(int(DAY_S / WINDOW_S))]
+    if sorted(found) != moments:
+        raise TraceError(
+            f"--load: {path.name} has no complete day {day}: it has {len(found)} windows of it, and {len(moments)} begin"
+            f" every {WINDOW_S:.0f} s"
+        )
+    return [found[at_s] for at_s in moments]
 
 
 def generated(

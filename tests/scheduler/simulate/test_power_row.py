@@ -131,16 +131,64 @@ def test_a_folder_without_the_files_is_named(tmp_path: Path) -> None:
     assert "AzureLLMInferenceTrace_conv.csv" in result.output.replace("\n", "")
 
 
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+def _data(folder: Path, azure: str, *clients: str) -> Path:
+    (folder / "azure_llm_2023").mkdir()
+    (folder / "servegen/m-small").mkdir(parents=True)
+    (folder / "azure_llm_2023/AzureLLMInferenceTrace_conv.csv").write_text(AZURE + azure)
+    for number, text in enumerate(clients):
+        (folder / f"servegen/m-small/chunk-{number}-trace.csv").write_text(text)
+    return folder
+
+
+def _azure_at(*seconds: int, prompt: str = "100") -> str:
+    return "".join(f"2023-11-16 18:{s // 60:02}:{s % 60:02}.5000000,{prompt},20\n" for s in seconds)
+
+
+def _day(rate: str = "1.0", every_s: int = 600, shape: str = "0.5") -> str:
+    return "".join(f"{at},{rate},1.0,Gamma,{shape},0.1\n" for at in range(0, 86_400, every_s))
+
+
+@pytest.mark.parametrize(
+    ("azure", "clients", "words"),
+    [
+        (_azure_at(0), (_day(),), "lie within 0 s; a load needs those of 60 s"),
+        (_azure_at(0, 59), (_day(),), "lie within 59 s"),
+        (_azure_at(0, 60, prompt="-3"), (_day(),), "a length is not between"),
+        (_azure_at(0, 60, prompt="nan"), (_day(),), "no request"),
+        (_azure_at(0, 60), (_day("0"), _day("-1")), "nobody sends anything on day 1"),
+        (_azure_at(0, 60), (_day(), _day("nan")), "chunk-1-trace.csv:1: the rate or the shape"),
+        (_azure_at(0, 60), (_day(shape="inf"),), "the rate or the shape"),
+        (
+            _azure_at(0, 60),
+            (_day(), _day(every_s=300)),
+            "chunk-1-trace.csv has no complete day 1: it has 288",
+        ),
+        (_azure_at(0, 60), (_day(every_s=1200),), "it has 72 windows"),
+        (_azure_at(0, 60), (_day(), _day("0")), ""),
+        (_azure_at(0, 60, prompt="0"), (_day(shape="0"),), ""),
+    ],
+)
+def test_a_trace_of_no_use_to_a_row_is_refused(
+    tmp_path: Path, azure: str, clients: tuple[str, ...], words: str
+) -> None:
+    data = ["--data", str(_data(tmp_path, azure, *clients)), "--load", "servegen:1"]
+    result = CliRunner().invoke(simulate, [*ROW, *data])
+    if words:
+        assert isinstance(result.exception, SystemExit), result.exc_info
+        assert words in result.output.replace("\n", "")
+    assert result.exit_code == bool(words), result.output
+
+
 def test_published_rates_keep_their_peak_and_their_bursts(tmp_path: Path) -> None:
-    (tmp_path / "azure_llm_2023").mkdir()
-    (tmp_path / "servegen/m-small").mkdir(parents=True)
-    begin = "2023-11-16 18:"
-    lines = [f"{begin}{15 + i // 60:02}:{i % 60:02}.6805900,{100 + i % 50},{20 + i % 7}" for i in range(900)]
-    (tmp_path / "azure_llm_2023/AzureLLMInferenceTrace_conv.csv").write_text(
-        "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]) + "\n"
-    )
-    rates = [f"{600 * k},{10 + 90 * (k == 70)},1.0,Gamma,0.5,0.1" for k in range(144)]
-    (tmp_path / "servegen/m-small/chunk-1-trace.csv").write_text("\n".join(rates) + "\n")
+    lines = [
+        f"2023-11-16 18:{15 + i // 60:02}:{i % 60:02}.6805900,{100 + i % 50},{20 + i % 7}\n"
+        for i in range(900)
+    ]
+    rates = [f"{600 * k},{10 + 90 * (k == 70)},1.0,Gamma,0.5,0.1\n" for k in range(144)]
+    _data(tmp_path, "".join(lines), "".join(rates))
     replayed = load_maker("azure", tmp_path)(20, 600.0, 1)
     assert len(replayed.at_s) == pytest.approx(PEAK_RATE_PER_S * 20 * 600, rel=0.05)
     day = load_maker("servegen:1", tmp_path)(20, 3600.0, 1)
