@@ -169,6 +169,7 @@ def _compare(
     model, places, budget_w = ServerModel(), layout(servers, mix), budget_servers * SERVER_W
     requests = make(places.serving, seconds, seed)
     twin = run(places, model, requests, Unlimited(places, model), seconds, seed, tick)
+    floor_percent = LeaseLaw(places, model, budget_w, PowerPolicy.STATIC, DELAYS[delay]).floor_percent
     rows = []
     for policy in policies:
         if policy == PowerPolicy.OBSERVE.value:
@@ -178,7 +179,8 @@ def _compare(
             law = LeaseLaw(places, model, budget_w, PowerPolicy(policy), DELAYS[delay])
             ours = run(places, model, requests, law, seconds, seed, tick)
         found = figures(ours, twin, requests, budget_w, seconds)
-        rows.append({"servers": servers, "policy": policy, **_json(found)})
+        told = {"floorPercent": round(floor_percent, 1), **_json(found)}
+        rows.append({"servers": servers, "policy": policy, **told})
     return rows
 
 
@@ -244,3 +246,9 @@ def _print(rows: list[dict[str, Any]]) -> None:
         "over s: seconds above the budget; peak %: of the budget; latency, training speed and joules per token are"
         "\nratios to the same row without limits."
     )
+    above = {row["servers"]: row["floorPercent"] for row in rows if row["floorPercent"] > 100}
+    for servers, percent in above.items():
+        click.echo(
+            f"{servers} servers may draw {percent:.0f} % of what the budget allows while all boards are at their lowest limits,"
+            " so no policy keeps it: take fewer servers, or a larger budget."
+        )

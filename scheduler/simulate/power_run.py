@@ -116,6 +116,11 @@ class LeaseLaw:
         self._whole = np.ones(len(self.names))
         self._begin()
 
+    @property
+    def floor_percent(self) -> float:
+        """Of the budget less its margin: what the servers may draw under the lowest limits of their boards."""
+        return 100 * sum(node.floor_w for node in self.nodes.values()) / self.tree.domains["row"].usable_w
+
     def _node(self, row: int, name: str) -> NodePower:
         model, serving = self.model, row < self.places.serving
         return NodePower(

@@ -102,6 +102,20 @@ def test_the_command_prints_a_table_with_what_the_columns_mean() -> None:
     assert "seconds above the budget" in result.stdout
 
 
+def test_a_budget_below_the_floor_of_the_servers_is_said_to_be_out_of_reach() -> None:
+    def row(budget: str, *more: str) -> str:
+        asked = ["--power", "--servers", "4", "--budget-servers", budget, "--minutes", "1", *more]
+        return CliRunner().invoke(simulate, asked).stdout
+
+    words = "no policy keeps it: take fewer servers, or a larger budget."
+    assert "4 servers may draw 175 % of what the budget allows" in row("1")
+    assert words in row("1")
+    assert words not in row("2")
+    [told] = json.loads(row("2", "--output", "json", "--policy", "Lease"))["rows"]
+    assert told["floorPercent"] == pytest.approx(100 * 4 * (1810 + 1000) / (0.99 * 13_000), abs=0.1)
+    assert told["overS"] == 0
+
+
 REFUSED = (
     (("--servers", "some"), "is not a number"),
     (("--servers", "2"), "4 to 500 servers"),
