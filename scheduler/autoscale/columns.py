@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -171,6 +171,46 @@ def allowed(columns: Sequence[Column], replicas: Mapping[str, int], limits: Limi
         low - TOLERANCE <= sum(weight * count[c.key] for c, weight in row) <= high + TOLERANCE
         for row, low, high in limit_rows(columns, limits)
     )
+
+
+def too_tight(columns: Sequence[Column], limits: Limits) -> list[str]:
+    """The limits of which each alone leaves no room for the least number of replicas, with what these take at least."""
+    least = limits.min_replicas
+    room = _least(columns, limits, lambda c: 0.0)[0]
+    if room < least:
+        return [f"the pools have room for {room} replicas of at least {least}"]
+    measures: list[tuple[str, float | None, Callable[[Column], float]]] = [
+        ("the quota of accelerators", limits.quota, lambda c: c.accelerators),
+        ("the budget per hour", limits.budget_per_h, lambda c: c.cost_per_h),
+        *(
+            (f"the power{' of ' * bool(domain)}{domain} in watts", watts, _watts_of(domain))
+            for domain, watts in sorted(limits.watts.items())
+        ),
+        *((row.name, row.most, row.weight) for row in limits.rows),
+    ]
+    replicas = f"{least} replica{'s take' if least > 1 else ' takes'}"
+    return [
+        f"{name} is {most:g}, and {replicas} {need:g} at least"
+        for name, most, weight in measures
+        if most is not None and (need := _least(columns, limits, weight)[1]) > most + TOLERANCE
+    ]
+
+
+def _watts_of(domain: str) -> Callable[[Column], float]:
+    return lambda column: column.watts if column.power_domain == domain else 0.0
+
+
+def _least(columns: Sequence[Column], limits: Limits, weight: Callable[[Column], float]) -> tuple[int, float]:
+    """How many of the least number of replicas the stock allows, and the least that they can weigh."""
+    left, number, total = dict(limits.stock), 0, 0.0
+    for column in sorted(columns, key=lambda c: (weight(c), c.accelerators, c.key)):
+        stock = left.get(column.pool)
+        count = limits.min_replicas - number
+        if stock is not None:
+            count = min(count, stock // column.accelerators)
+            left[column.pool] = stock - count * column.accelerators
+        number, total = number + count, total + count * weight(column)
+    return number, total
 
 
 def held_back_by(columns: Sequence[Column], replicas: Mapping[str, int], limits: Limits) -> list[str]:

@@ -45,6 +45,7 @@ from .columns import (
     held_back_by,
     limit_rows,
     routing_shares,
+    too_tight,
     without,
 )
 from .mix_search import Cuts, Exchange, improved
@@ -160,9 +161,11 @@ def cheapest(
         found = _without_caps(problem, budget, last) or _found(problem, budget, last)
         found = None if found is None else _lifted(problem, budget, found)
     if found is None:
+        why = "; ".join(too_tight(problem.columns, problem.limits)) or (
+            "the minimum, in all and by failure domain, is not within stock, quota, power and budget together"
+        )
         raise ServingModelError(
-            "no mix keeps the minimum replicas, in all and by failure domain, within stock, quota, power and budget;"
-            " lower the minimum or raise the limit"
+            f"no mix keeps the minimum of replicas: {why}. Lower the minimum or raise the limit"
         )
     return found
 

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -293,6 +294,30 @@ def test_replicas_stand_in_as_many_failure_domains_as_asked() -> None:
         cheapest(columns, (4.0,), Limits(min_domains=2, quota=1), effort=EXACT)
 
 
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (Limits(stock={"small": 1, "big": 0}), "the pools have room for 1 replicas of at least 2"),
+        (Limits(quota=1), "the quota of accelerators is 1, and 2 replicas take 2 at least"),
+        (Limits(budget_per_h=1.5), "the budget per hour is 1.5, and 2 replicas take 2 at least"),
+        (Limits(stock={"small": 1}, budget_per_h=4.9), "is 4.9, and 2 replicas take 5 at least"),
+        (Limits(watts={"": 100.0}), "the power in watts is 100, and 2 replicas take 144 at least"),
+        (Limits(rows=(Row("the row", {"small": 3.0, "big": 2.0}, 3.0, LimitKind.QUOTA),)), "the row is 3"),
+        (Limits(stock={"small": 1}, budget_per_h=5.0, rows=(Row("r", {"big": 1.0}, 0.0, LimitKind.QUOTA),)), "r is 0"),
+        (
+            Limits(budget_per_h=4.0, rows=(Row("r", {"small": 1.0}, 1.0, LimitKind.QUOTA),)),
+            "not within stock, quota, power and budget together",
+        ),
+    ],
+)  # fmt: skip
+def test_a_minimum_of_replicas_that_a_limit_forbids_is_told_with_its_numbers(
+    limits: Limits, words: str
+) -> None:
+    columns = [column("small", 1.0, 2.0, watts=72.0), column("big", 4.0, 8.0, watts=700.0)]
+    with pytest.raises(ServingModelError, match=words):
+        cheapest(columns, (1.0,), replace(limits, min_replicas=2), effort=EXACT)
+
+
 def test_the_kind_of_limit_that_binds_is_the_one_without_which_more_is_carried() -> None:
     def bound(*rows: Row, load: float = 8.0, **limits: object) -> LimitKind | None:
         within = Limits(rows=rows, **limits)  # type: ignore[arg-type]
@@ -335,7 +360,7 @@ def test_weights_over_what_is_ready_level_the_columns() -> None:
         ([column("a", 1.0, 1.0)], (1.0, 2.0), Limits(), "1 buckets, the load has 2"),
         ([column("a", 1.0, 1.0)], (-1.0,), Limits(), "negative"),
         ([column("a", 1.0, 1.0)], (math.nan,), Limits(), "not a number"),
-        ([column("a", 1.0, 1.0)], (1.0,), Limits(stock={"a": 1}, min_replicas=2), "minimum replicas"),
+        ([column("a", 1.0, 1.0)], (1.0,), Limits(stock={"a": 1}, min_replicas=2), "minimum of replicas"),
     ],
 )
 def test_bad_numbers_are_refused(
