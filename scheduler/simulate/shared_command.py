@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -139,7 +140,9 @@ def serving(
         )
         trace = read_requests(requests, scale, day, peak, seed)
         trace = trace.until(3600 * hours) if hours is not None else trace
-        jobs = _jobs(jobs_file, machines, 3600 * begin, trace.duration_s, 3600 * backlog, is_elastic)
+        jobs, left_out = _jobs(
+            jobs_file, machines, 3600 * begin, trace.duration_s, 3600 * backlog, is_elastic
+        )
         with progress_bars() as progress:
             answer = share(trace, jobs, question, progress)
     except (SchedulerError, ValueError) as error:
@@ -147,27 +150,29 @@ def serving(
     if output == "json":
         click.echo(json.dumps(answer.to_json(), indent=1))
     else:
-        _print(answer, len(jobs.jobs))
+        _print(answer, len(jobs.jobs), left_out)
 
 
 def _jobs(
     path: Path, cluster: TraceCluster, begin_s: float, length_s: float, backlog_s: float, is_elastic: bool
-) -> Trace:
+) -> tuple[Trace, int]:
+    """The jobs of that time, and how many others are larger than what the cluster has of any type."""
     from .readers import philly
     from .shared_cluster import elastic, window
     from .shared_run import reference_speeds
 
     per_node = min(cluster.per_node(kind) for kind in cluster.nodes)
     largest = max(cluster.capacity().values())
-    made = window(
-        philly(path, per_node=per_node), begin_s, length_s, backlog_s, largest, reference_speeds(cluster)
-    )
+    source, speeds = philly(path, per_node=per_node), reference_speeds(cluster)
+    every, made = (window(source, begin_s, length_s, backlog_s, most, speeds) for most in (math.inf, largest))
     if not made.jobs:
-        raise ValueError(f"--jobs: no job of {path.name} arrives in this time; choose another --begin")
-    return elastic(made) if is_elastic else made
+        raise ValueError(
+            f"--jobs: no job of {path.name} arrives in this time and fits on the cluster; choose another --begin"
+        )
+    return elastic(made) if is_elastic else made, len(every.jobs) - len(made.jobs)
 
 
-def _print(answer: SharedAnswer, jobs: int) -> None:
+def _print(answer: SharedAnswer, jobs: int, left_out: int) -> None:
     from rich.table import Table
 
     table, failed = Table(box=None), bool(answer.undisturbed)
@@ -177,7 +182,10 @@ def _print(answer: SharedAnswer, jobs: int) -> None:
     for row, calm in zip(answer.results, answer.undisturbed or answer.results, strict=True):
         table.add_row(*_cells(row), *(_of_failures(row.serving, calm.serving) if failed else ()))
     print_table(table)
-    text = f"{jobs} jobs on {answer.capacity} accelerators; the fixed split gives the service"
+    text = f"{jobs} jobs on {answer.capacity} accelerators"
+    if left_out:
+        text += f", without {left_out} that are larger than what there is of any type"
+    text += "; the fixed split gives the service"
     text += f" {answer.static_replicas} {answer.static_type}."
     if answer.bound_ratio is not None:
         text += f" A fleet that knows the future would leave training {answer.bound_ratio:.2f} times what the split does."

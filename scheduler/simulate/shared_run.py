@@ -46,6 +46,8 @@ class SharedQuestion:
     """Of nodes, which training stands on, too, and of replicas."""
 
     def __post_init__(self) -> None:
+        if not (math.isfinite(self.start_s) and self.start_s >= 0):
+            raise ServingModelError(f"the start time is {self.start_s:g} s; it must be zero or more")
         capacity = self.cluster.capacity()
         for pool in self.pools:
             if pool.zone:
@@ -96,7 +98,8 @@ class SharedAnswer:
     static_type: str
     capacity: int
     bound_ratio: float | None
-    """Accelerators that a clairvoyant fleet leaves to training over those that the static one does; None: several types."""
+    """Accelerators that a clairvoyant fleet leaves to training over those that the static one does; None: several types, or it
+    leaves none."""
     undisturbed: tuple[SharedResult, ...] = ()
     """The same fleets without failures; empty: none were asked for."""
 
@@ -244,4 +247,6 @@ def _bound_ratio(question: SharedQuestion, mix_per_h: float, static: int) -> flo
         return None
     [capacity] = question.cluster.capacity().values()
     [pool] = question.pools
+    if static >= capacity:  # the split leaves training nothing
+        return None
     return (capacity - mix_per_h / pool.price_per_h) / (capacity - static)

@@ -168,12 +168,26 @@ def test_both_on_one_cluster_train_more_than_a_fixed_split_and_the_same_seed_giv
     [
         ("A100=9@3.67", "is to have 9 A100, the cluster has 8"),
         ("A100=1@3.67", "the static fleet needs"),
+        ("A100=0@3.67", "the pools have room for 0 replicas of at least 1"),
         ("L4=1@1", "has 0"),
     ],
 )
 def test_a_service_that_cannot_have_its_pools_is_refused(pools: str, words: str) -> None:
     with pytest.raises(ServingModelError, match=words):
         share(load(), jobs(train("one")), question(pools=parse_pools(pools)))
+
+
+@pytest.mark.parametrize("start_s", [-1.0, float("nan"), float("inf")])
+def test_a_start_that_never_ends_is_refused(start_s: float) -> None:
+    with pytest.raises(ServingModelError, match="the start time is"):
+        question(start_s=start_s)
+
+
+def test_a_split_that_leaves_training_nothing_bounds_no_gain() -> None:
+    one, calm = TraceCluster({"A100": 1}, {"A100": 1}), steps([1], 400, [(200, 50)])
+    found = share(calm, jobs(train("one")), question(cluster=one, pools=parse_pools("A100=1@3.67")))
+    assert (found.static_replicas, found.bound_ratio) == (1, None)
+    assert found.results[1].training.held_h == 0
 
 
 def test_the_command_prints_each_fleet_and_the_bound(tmp_path: Path) -> None:
@@ -185,6 +199,7 @@ def test_the_command_prints_each_fleet_and_the_bound(tmp_path: Path) -> None:
     )
     philly.write_text(
         "timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,9000,4,0,a\n2017-10-09 07:05:00,9000,1,0,b\n"
+        "2017-10-09 07:05:30,9000,9,0,b\n"
     )
     line = [
         "--serving",
@@ -202,7 +217,13 @@ def test_the_command_prints_each_fleet_and_the_bound(tmp_path: Path) -> None:
     assert told.exit_code == 0, told.output
     assert [
         name in told.output
-        for name in ("busbar", "hpa", "static", "2 jobs on 8 accelerators", "knows the future")
+        for name in (
+            "busbar",
+            "hpa",
+            "static",
+            "2 jobs on 8 accelerators, without 1 that",
+            "knows the future",
+        )
     ] == [True] * 5
     assert "late for each" not in told.output
     failing = [*line, "--elastic", "--policy", "busbar", "--replica-mtbf", "0.1", "--hang-mtbf", "0.1"]
