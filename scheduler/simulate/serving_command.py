@@ -325,7 +325,7 @@ def _print(plan: Plan, question: Question) -> None:
             f"{100 * result.attainment:.2f} %",
             f"{result.cost_per_h:.2f}",
             f"{result.cost_per_h / plan.bounds.mix_per_h:.2f}",
-            f"{row['ttft_p99_s']} s",
+            "never" if row["ttft_p99_s"] is None else f"{row['ttft_p99_s']} s",
             _counts(dict(result.peak)),
         )
     table.add_row(

@@ -206,9 +206,13 @@ class _Loop:
             if request.arrival_s < self.cluster.settings.warm_up_s:
                 continue
             result.requests += 1
-            result.output_tokens += request.output_tokens
+            if request.refused:
+                result.refused += 1
+                continue
+            if math.isfinite(request.end_s):
+                result.output_tokens += request.output_tokens
             ttft = request.first_token_s - request.arrival_s
-            result.ttft_s.append(min(ttft, 1e6))
+            result.ttft_s.append(ttft)
             if request.within(slo):
                 result.within += 1
             elif ttft > slo.ttft_s:

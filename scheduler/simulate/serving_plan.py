@@ -15,7 +15,7 @@ from .serving_cluster import Moves, ServingSettings
 from .serving_engine import Policy, run
 from .serving_failures import Failures, NodePlaces
 from .serving_policies import HPA_MOST, Bounds, Hpa, Ours, Static, bounds, rated_in_flight, static_replicas
-from .serving_pools import Pool, columns_of, step_models
+from .serving_pools import Pool, columns_of, out_of_reach, step_models
 from .serving_result import ServingResult, late_for_each
 from .serving_trace import Buckets, ServingTrace, rates_by_minute
 
@@ -101,6 +101,8 @@ class Plan:
     """The same fleets without failures; empty: none were asked for."""
     without_a_node: Mapping[str, float] = field(default_factory=dict)
     """Part of the busiest minute that is carried without one node of each pool."""
+    beyond: tuple[int, str] = (0, "")
+    """Requests that no pool serves within the SLO, and a sentence about them."""
 
     def to_json(self) -> dict[str, object]:
         """All numbers."""
@@ -117,6 +119,7 @@ class Plan:
         return {
             "trace": self.trace,
             "requests": self.requests,
+            "requests_no_pool_serves": self.beyond[0],
             "bound_mix_per_h": round(self.bounds.mix_per_h, 4),
             "bound_single_per_h": round(self.bounds.single_per_h, 4),
             "best_single_type": self.bounds.single.key,
@@ -132,6 +135,7 @@ class Plan:
     def sentences(self, question: Question) -> list[str]:
         """What to buy, and what does not fit."""
         found = [f"{kind} is left out: {why}." for kind, why in sorted(self.refused.items())]
+        found += filter(None, (self.beyond[1], *(result.unheld() for result in self.results)))
         stock = {pool.name: pool.stock for pool in question.pools}
         if any("@" in key and count for key, count in self.bounds.peak.items()):
             found.append(
@@ -230,6 +234,7 @@ def answer(
         refused,
         tuple(calm),
         load.without_a_node() if question.failures.any else {},
+        out_of_reach(trace, buckets, columns, models, question.slo),
     )
 
 

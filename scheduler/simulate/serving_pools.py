@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..autoscale.columns import capped_key
 from ..autoscale.mix import Column
-from ..autoscale.step_model import Slo, StepModel, max_rate
+from ..autoscale.step_model import Bucket, Slo, StepModel, max_rate
 from ..errors import ServingModelError
 from ..fit.accelerators import DATA_SHEETS, accelerator
+from ..fit.chunks import MIN_CHUNK_TOKENS
 from ..fit.model import ModelShape
 from ..power import Phase
 from ..power.curves import LEVELS, PUBLISHED, slowdown
-from .serving_trace import Buckets
+from .serving_trace import Buckets, ServingTrace
 
 LLAMA_8B = ModelShape("llama", 32, 4096, 14336, 32, 8, 128, 128_256, tied=False)
 """Llama-3-8B's dimensions."""
@@ -174,15 +176,61 @@ def columns_of(
         if (key := capped_key(pool.name, cap)) in models
     )
     if not any(rate > 0 for column in columns for rate in column.rates):
-        nearest = min(models.values(), key=lambda model: model.decode_s(1, buckets.means[0].prompt_tokens))
-        bucket = buckets.means[0]
-        alone_s = nearest.decode_s(1, bucket.prompt_tokens)
         raise ServingModelError(
-            f"no pool meets the SLO at any load. Nearest is {nearest.name}: alone with the shortest prompts"
-            f" ({bucket.prompt_tokens:.0f} tokens) it takes {nearest.prompt_s(bucket.prompt_tokens) + alone_s:.3f} s to"
-            f" the first token and {alone_s:.4f} s per token"
+            f"no pool meets the SLO at any load. {_nearest(models, buckets.means[0], slo)}"
         )
     return columns
+
+
+def out_of_reach(
+    trace: ServingTrace,
+    buckets: Buckets,
+    columns: Sequence[Column],
+    models: Mapping[str, StepModel],
+    slo: Slo,
+) -> tuple[int, str]:
+    """Requests of the buckets that no pool serves within the SLO, and a sentence about them; 0 and none: there are none."""
+    counts = Counter(buckets.index(prompt) for prompt in trace.prompts)
+    nowhere = [b for b in range(len(buckets.means)) if not any(column.rates[b] > 0 for column in columns)]
+    number = sum(counts[b] for b in nowhere)
+    if not number:
+        return 0, ""
+    most = max(nowhere, key=lambda b: counts[b])
+    return number, (
+        f"{number} of the {len(trace)} requests are within the SLO on no pool, however many replicas there are."
+        f" {_nearest(models, buckets.means[most], slo)}. Nothing is planned for them, and others wait behind them."
+    )
+
+
+def _nearest(models: Mapping[str, StepModel], bucket: Bucket, slo: Slo) -> str:
+    """What the type that comes nearest to the SLO makes of one such request."""
+    tokens = bucket.prompt_tokens + bucket.output_tokens
+    asked = f"prompts of {bucket.prompt_tokens:.0f} tokens"
+    holding = [model for model in models.values() if tokens <= model.kv_tokens]
+    if not holding:
+        largest = max(models.values(), key=lambda model: model.kv_tokens)
+        return (
+            f"No KV cache holds {asked} with answers of {bucket.output_tokens:.0f}: the largest, of {largest.name}, has"
+            f" {largest.kv_tokens:.0f}"
+        )
+
+    rate, name = max((max_rate(model, bucket, slo), model.name) for model in holding)
+    if rate > 0:
+        return (
+            f"Nearest is {name}: of {asked} with answers of {bucket.output_tokens:.0f}, one in {1 / rate:.0f} s is all that a"
+            " replica serves"
+        )
+
+    def alone(model: StepModel) -> tuple[float, float]:
+        step_s = model.decode_s(1, bucket.prompt_tokens)
+        return model.prompt_s(bucket.prompt_tokens) + step_s, step_s + MIN_CHUNK_TOKENS * model.d_s
+
+    nearest = min(holding, key=lambda m: max(alone(m)[0] / slo.ttft_s, alone(m)[1] / slo.tpot_s))
+    ttft_s, tpot_s = alone(nearest)
+    return (
+        f"Nearest is {nearest.name}: alone with {asked} it takes {ttft_s:.3f} s to the first token, and {tpot_s:.4f} s per"
+        " token while others' prompts come"
+    )
 
 
 def _useful(rate: float) -> float:

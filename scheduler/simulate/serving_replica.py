@@ -2,7 +2,7 @@
 
 A step decodes one token of each running sequence and processes a chunk of the first waiting prompts, sized so that
 the step keeps within the TPOT target. Its duration is the step model's. A request waits until its whole context fits
-the KV cache beside the others'. Steps without prompts are taken in one jump up to the next end of a sequence, so the
+the KV cache beside the others', and is refused where it never does. Steps without prompts are taken in one jump up to the next end of a sequence, so the
 cost of a simulation grows with requests, not with steps.
 
 A request that leaves a replica keeps what was generated: the next one computes the prompt and those tokens anew, or gets
@@ -36,6 +36,8 @@ class Request:
     generated: int = 0
     """Tokens of its answer that other replicas have made."""
     work_s: float = 0.0
+    refused: bool = False
+    """The replica has no room for its context, ever."""
 
     @property
     def context_tokens(self) -> int:
@@ -107,8 +109,12 @@ class Replica:
         return count
 
     def take(self, request: Request, now_s: float) -> None:
-        """Accept a request that arrives at `now_s`."""
+        """Accept a request that arrives at `now_s`, or refuse it."""
         self.advance(now_s)
+        if not self.stopped and request.prompt_tokens + request.output_tokens > self.model.kv_tokens:
+            request.refused = True
+            self.ended.append(request)
+            return
         if not self.in_flight:
             self.now_s = max(self.now_s, now_s)
         prompt_s = self.model.prompt_s(request.context_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ class ServingResult:
     within: int = 0
     late_ttft: int = 0
     late_tpot: int = 0
+    refused: int = 0
+    """Those whose context the KV cache of their replica cannot hold."""
     output_tokens: int = 0
     cost: float = 0.0
     asleep_cost: float = 0.0
@@ -37,6 +40,7 @@ class ServingResult:
     peak_watts: float = 0.0
     causes: Counter[str] = field(default_factory=Counter)
     ttft_s: array[float] = field(default_factory=lambda: array("f"))
+    """Of all that were not refused; infinite where no token came."""
     calibration: float | None = None
     told: Told = field(default_factory=Told)
 
@@ -48,6 +52,15 @@ class ServingResult:
     def late(self) -> int:
         """Requests outside of the target."""
         return self.requests - self.within
+
+    def unheld(self) -> str:
+        """A sentence about the requests that were refused; none: there are none."""
+        if not self.refused:
+            return ""
+        return (
+            f"{self.policy}: {self.refused} requests were refused, because prompt and answer have more tokens than the KV cache"
+            " of the replica."
+        )
 
     @property
     def cost_per_h(self) -> float:
@@ -63,8 +76,9 @@ class ServingResult:
             "attainment": round(self.attainment, 5),
             "late_ttft": self.late_ttft,
             "late_tpot": self.late_tpot,
-            "ttft_p50_s": round(order[len(order) // 2], 3) if order else None,
-            "ttft_p99_s": round(order[int(0.99 * (len(order) - 1))], 3) if order else None,
+            "refused": self.refused,
+            "ttft_p50_s": _rounded(order[len(order) // 2 : len(order) // 2 + 1]),
+            "ttft_p99_s": _rounded(order[int(0.99 * (len(order) - 1)) :]),
             "cost_per_h": round(self.cost_per_h, 3),
             "cost_asleep_per_h": round(self.asleep_cost / self.hours, 3) if self.hours else 0.0,
             "cost_per_million_output_tokens": round(self.cost / million, 3) if million else None,
@@ -84,3 +98,8 @@ class ServingResult:
             "streams_moved_by_drains": self.told.moved,
             "forecast_calibration": None if self.calibration is None else round(self.calibration, 4),
         }
+
+
+def _rounded(seconds: list[float]) -> float | None:
+    """The first of them; None: there is none, or no token came."""
+    return round(seconds[0], 3) if seconds and math.isfinite(seconds[0]) else None

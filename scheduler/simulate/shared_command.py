@@ -189,6 +189,8 @@ def _print(answer: SharedAnswer, jobs: int, left_out: int) -> None:
     text += f" {answer.static_replicas} {answer.static_type}."
     if answer.bound_ratio is not None:
         text += f" A fleet that knows the future would leave training {answer.bound_ratio:.2f} times what the split does."
+    for sentence in filter(None, (answer.beyond[1], *(row.serving.unheld() for row in answer.results))):
+        text += f"\n{sentence}"
     for row in answer.results if failed else ():
         text += f"\n{row.policy}: {row.serving.told.sentence()}"
     click.echo(text)

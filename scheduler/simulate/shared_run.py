@@ -18,7 +18,7 @@ from .serving_cluster import Moves, ServingSettings
 from .serving_engine import Policy, run
 from .serving_failures import Failures
 from .serving_policies import HPA_MOST, Hpa, Ours, Static, bounds, rated_in_flight, static_replicas
-from .serving_pools import Pool, columns_of, step_models
+from .serving_pools import Pool, columns_of, out_of_reach, step_models
 from .serving_result import ServingResult, late_for_each
 from .serving_trace import Buckets, ServingTrace, rates_by_minute
 from .shared_cluster import SharedCluster, TrainingFigures
@@ -102,6 +102,8 @@ class SharedAnswer:
     leaves none."""
     undisturbed: tuple[SharedResult, ...] = ()
     """The same fleets without failures; empty: none were asked for."""
+    beyond: tuple[int, str] = (0, "")
+    """Requests that no pool serves within the SLO, and a sentence about them."""
 
     def to_json(self) -> dict[str, object]:
         """Numbers for people and programs."""
@@ -109,6 +111,7 @@ class SharedAnswer:
             "static_replicas": self.static_replicas,
             "static_type": self.static_type,
             "accelerators": self.capacity,
+            "requests_no_pool_serves": self.beyond[0],
             "bound_training_over_static": None if self.bound_ratio is None else round(self.bound_ratio, 4),
             "fleets": [
                 result.to_json() | self._beside(result.serving, number)
@@ -177,6 +180,7 @@ def share(
         tuple(load.simulate(name, calm, progress) for name in question.policies)
         if question.failures.any
         else (),
+        out_of_reach(trace, buckets, columns, models, question.slo),
     )
 
 

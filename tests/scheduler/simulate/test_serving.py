@@ -31,6 +31,7 @@ from busbar.scheduler.simulate.serving_replica import Request
 from busbar.scheduler.simulate.serving_trace import (
     Buckets,
     ServingTrace,
+    _trace,
     rates_by_minute,
     requests_csv,
     servegen,
@@ -166,6 +167,59 @@ def test_what_the_stock_lacks_is_said() -> None:
     pools = parse_pools("A10G=8@1.01,H100=0@0.01")
     question = Question(pools, Slo(), LLAMA_8B, policies=(), warm_up_s=60)
     assert any("more H100 than the pools have" in s for s in answer(LOAD, question).sentences(question))
+
+
+def _mixed(length: tuple[int, int]) -> ServingTrace:
+    """Every tenth request is of this length."""
+    rows = [(float(i), *((300, 60) if i % 10 else length)) for i in range(400)]
+    return _trace("mixed", rows, 400.0)
+
+
+def test_requests_that_no_pool_serves_in_time_are_counted_and_told() -> None:
+    found = plan(_mixed((200_000, 100)))
+    assert found.to_json()["requests_no_pool_serves"] == 40
+    [told] = [text for text in found.sentences(Question(POOLS, Slo(), LLAMA_8B)) if "40 of the 400" in text]
+    assert "Nearest is H100: alone with prompts of 200000 tokens it takes" in told
+    assert plan().to_json()["requests_no_pool_serves"] == 0
+    assert not any("on no pool" in text for text in plan().sentences(Question(POOLS, Slo(), LLAMA_8B)))
+
+
+def test_requests_that_no_replica_can_hold_are_refused_and_hold_up_nobody() -> None:
+    trace = _mixed((2_000_000, 100))
+    found = plan(trace)
+    for result in found.results:
+        row = result.to_json()
+        counted = sum(at >= 60 for at in trace.arrivals_s)
+        assert result.requests == counted
+        assert result.within + result.late_ttft + result.late_tpot + result.refused == counted
+        assert (result.refused, result.within) == (34, counted - 34)
+        assert result.output_tokens == 60 * result.within
+        assert row["ttft_p99_s"] is not None
+        assert f"{result.policy}: 34 requests were refused" in " ".join(
+            found.sentences(Question(POOLS, Slo(), LLAMA_8B))
+        )
+
+
+def test_what_nobody_answers_has_no_time_to_the_first_token_and_no_tokens() -> None:
+    buckets, settings = Buckets.of(LOAD), ServingSettings(start_s=1e6, warm_up_s=60)
+    models, _ = step_models(POOLS, LLAMA_8B)
+    columns = columns_of(POOLS, models, buckets, Slo())
+    found = run(LOAD, buckets, columns, models, Slo(), Static(columns[0], 0), settings)
+    row = found.to_json()
+    assert (row["ttft_p50_s"], row["ttft_p99_s"], found.output_tokens) == (None, None, 0)
+    assert found.late_ttft == found.requests == sum(at >= 60 for at in LOAD.arrivals_s)
+
+
+@pytest.mark.parametrize(
+    ("trace", "words"),
+    [
+        (steps([0.2], 400, [(2_000_000, 100)]), "No KV cache holds prompts of 2000000 tokens with answers of 100"),
+        (steps([0.2], 400, [(500, 200_000)]), "one in .* s is all that a replica serves"),
+    ],
+)  # fmt: skip
+def test_a_load_of_which_no_pool_serves_anything_is_told_why(trace: ServingTrace, words: str) -> None:
+    with pytest.raises(ServingModelError, match=words):
+        plan(trace)
 
 
 def test_static_is_the_busiest_minute_and_eight_per_cent() -> None:
