@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from ..model.table import link_of, type_of
+from ..model.table import accelerator_key, link_of, type_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,22 @@ LINK_GB_PER_S = {"pcie3": 12, "pcie4": 24, "pcie5": 50, "pcie6": 100, "nvlink-c2
 """One direction between host and device by link class, as usually reached (of sixteen lanes, or a GH200's link)."""
 
 
+_SLICE = re.compile(r"(?P<whole>.+)-(?P<compute>[1-7])g\.(?P<memory>\d+)gb")
+"""NVIDIA's name of a slice (MIG) behind that of the device: so many of `COMPUTE_SLICES`, and its memory."""
+COMPUTE_SLICES = 7
+SLICE_MEMORY = 0.95
+"""Part of the memory in a slice's name that it has: 4,864 MiB of 1g.5gb, 9,728 of 1g.10gb (NVIDIA's user guide to MIG)."""
+
+
 @lru_cache(maxsize=1024)
 def accelerator(key: str) -> Accelerator | None:
     """By accelerator key: the data sheet of the type ("H100-SXM" is an H100), with the host link of the link class where
-    that is a known one; None if the type is unknown."""
+    that is a known one; None if the type is unknown. Of a slice ("H100-1g.10gb") it is its part of the device's."""
     name, link = type_of(key), link_of(key)
+    part = _SLICE.fullmatch(name)
+    if part is not None:
+        whole = accelerator(accelerator_key(part["whole"], link))
+        return None if whole is None else _slice(name, whole, int(part["compute"]), int(part["memory"]))
     found = DATA_SHEETS.get(name)
     if found is None:
         stem = name.split("-")[0]
@@ -69,3 +81,19 @@ def accelerator(key: str) -> Accelerator | None:
     if found is None or link not in LINK_GB_PER_S:
         return found
     return replace(found, link_gb_per_s=LINK_GB_PER_S[link])
+
+
+def _slice(name: str, whole: Accelerator, compute: int, memory_gib: int) -> Accelerator:
+    """Its part of the multiprocessors, and of what is shared: watts and the host's link by these, memory and its bandwidth by the
+    memory."""
+    part, memory_mib = compute / COMPUTE_SLICES, round(memory_gib * 1024 * SLICE_MEMORY)
+    return replace(
+        whole,
+        name=name,
+        tflops=whole.tflops * part,
+        memory_mib=memory_mib,
+        memory_gb_per_s=whole.memory_gb_per_s * min(1.0, memory_mib / SLICE_MEMORY / whole.memory_mib),
+        link_gb_per_s=whole.link_gb_per_s * part,
+        watts=whole.watts * part,
+        idle_watts=whole.idle_watts * part,
+    )

@@ -58,6 +58,22 @@ def test_every_mode_that_saves_device_memory_costs_speed() -> None:
     assert speeds == sorted(speeds, reverse=True)
 
 
+def test_a_slice_is_its_part_of_the_device() -> None:
+    whole, seventh, half = (accelerator(name) for name in ("H100", "H100-1g.10gb", "H100-3g.40gb/pcie5"))
+    assert whole is not None
+    assert seventh is not None
+    assert half is not None
+    assert (seventh.rate, seventh.watts) == pytest.approx((whole.rate / 7, whole.watts / 7))
+    assert (seventh.memory_mib, half.memory_mib) == (9728, 38_912)
+    assert half.memory_gb_per_s == pytest.approx(whole.memory_gb_per_s / 2)
+    assert half.tflops == pytest.approx(whole.tflops * 3 / 7)
+    all_of_it = accelerator("A100-40GB-7g.40gb")
+    assert all_of_it is not None
+    assert all_of_it.rate == pytest.approx(DATA_SHEETS["A100-40GB"].rate)
+    assert accelerator("XPU-1g.10gb") is None
+    assert accelerator("H100-8g.80gb") == whole, "no profile: another name of the type"
+
+
 @pytest.mark.parametrize("name", sorted(DATA_SHEETS))
 @pytest.mark.parametrize("micro_batch", [1, 8])
 def test_weights_on_the_host_are_never_chosen_where_the_state_alone_would_do(
