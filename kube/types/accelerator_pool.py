@@ -197,7 +197,9 @@ class AcceleratorPoolSpec(SpecModel):
         default=0.0, description="Price of one accelerator for an hour."
     )
     memory_gib: Annotated[float, Field(ge=0, le=1_000_000)] | None = Field(
-        default=None, description="Memory of one accelerator in GiB; for cpu, host memory per core."
+        default=None,
+        description="Memory of one accelerator in GiB; absent: by the data sheet of its type, where there is one; 0: not known, "
+        "so that it excludes no job. For cpu, host memory per core.",
     )
     interconnect: Interconnect | None = Field(
         default=None, description="Links to the host and between accelerators."

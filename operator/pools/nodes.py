@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from busbar.kube.types import AcceleratorPool, quantity
+from busbar.kube.types.accelerator_pool import AcceleratorPoolSpec
 from busbar.kube.types.shape import Domain
 from busbar.operator.watch.projections import Node, Requests
 from busbar.scheduler import Node as SNode
 from busbar.scheduler import Pool, Resources, Taint, Toleration
+from busbar.scheduler.fit.accelerators import accelerator
 
 TOPOLOGY: Mapping[Domain, tuple[str, ...]] = {
     Domain.ZONE: ("topology.kubernetes.io/zone",),
@@ -90,7 +92,7 @@ def scheduler_pool(pool: AcceleratorPool) -> Pool:
             Toleration(t.key, str(t.operator), t.value or "", str(t.effect or ""))
             for t in spec.tolerations or ()
         ),
-        memory_mib=0 if spec.is_cpu else round((spec.memory_gib or 0.0) * 1024),
+        memory_mib=memory_mib(spec),
         price_per_hour=spec.price_per_hour,
         reserved=kept,
         unit_m=unit_m(pool),
@@ -99,6 +101,14 @@ def scheduler_pool(pool: AcceleratorPool) -> Pool:
         runtime=spec.runtime_class_name or "",
         fabric="" if spec.fabric is None else spec.fabric.model_dump_json(by_alias=True, exclude_none=True),
     )
+
+
+def memory_mib(spec: AcceleratorPoolSpec) -> int:
+    """Of one accelerator: as stated, or else by its type's data sheet; 0: that is not known, or it is the host's."""
+    if spec.is_cpu:
+        return 0
+    known = accelerator(spec.accelerator) if spec.memory_gib is None else None
+    return round((spec.memory_gib or 0.0) * 1024) if known is None else known.memory_mib
 
 
 def link_class(pool: AcceleratorPool) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from busbar.kube.types import AcceleratorPool, ModelService, quantity
 from busbar.kube.types.engines import ServiceEngine
+from busbar.operator.pools.nodes import memory_mib
 from busbar.operator.profiles.table import Workload
 from busbar.scheduler.autoscale.predicted import Place
 from busbar.scheduler.fit.accelerators import accelerator
@@ -66,5 +67,4 @@ def _memory_bytes(service: ModelService, pool: AcceleratorPool) -> int:
     if known is not None and known.name == "cpu":
         asked = service.spec.shape.memory
         return 0 if asked is None else quantity.to_bytes(asked)
-    mib = round((pool.spec.memory_gib or 0) * 1024) or (known.memory_mib if known is not None else 0)
-    return int(mib * 2**20 * USABLE)
+    return int(memory_mib(pool.spec) * 2**20 * USABLE)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
 from tests.operator.builders import NOW, pool
 
 from busbar.operator.accounting.allocations import PoolAllocation
 from busbar.operator.pools.capacities import Capacities
+from busbar.operator.pools.nodes import scheduler_pool
 from busbar.operator.pools.reconcile import reconcile as reconcile_pool
 from busbar.operator.watch.projections import Node
 
@@ -77,3 +79,23 @@ def test_two_pools_that_select_one_node_say_so_at_both() -> None:
     places.set_node("n1", None)
     places.nodes()
     assert places.remarks().overlaps == {}
+
+
+@pytest.mark.parametrize(
+    ("spec", "mib"),
+    [
+        ({"accelerator": "H100", "memoryGib": 94}, 96_256),
+        ({"accelerator": "H100"}, 81_920),
+        ({"accelerator": "H100-1g.10gb"}, 9_728),
+        ({"accelerator": "H100", "memoryGib": 0}, 0),
+        ({"accelerator": "XPU"}, 0),
+    ],
+)
+def test_the_memory_of_a_pool_is_as_stated_or_else_of_the_data_sheet(
+    spec: dict[str, object], mib: int
+) -> None:
+    assert scheduler_pool(pool("gpu", resourceName="nvidia.com/gpu", **spec)).memory_mib == mib
+
+
+def test_cores_have_the_memory_of_their_nodes() -> None:
+    assert scheduler_pool(pool(memoryGib=4)).memory_mib == 0

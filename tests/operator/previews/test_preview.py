@@ -151,6 +151,29 @@ def test_a_draft_is_told_what_its_deadline_would_be_promised() -> None:
     assert answer(asked(job("draft", engine=engine))).deadline == ""
 
 
+@pytest.mark.parametrize(
+    ("memory", "possible"), [({}, False), ({"memoryGib": 180}, True), ({"memoryGib": 0}, True)]
+)
+def test_a_model_that_its_accelerators_cannot_hold_is_refused_also_where_the_pool_states_no_memory(
+    memory: dict[str, float], possible: bool
+) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 16384, "num_hidden_layers": 126, "num_attention_heads": 128,
+        "num_key_value_heads": 8, "intermediate_size": 53248, "vocab_size": 128256,
+    }  # fmt: skip
+    draft = job("draft", engine={**ENGINE, "model": {"config": config}}, shape={"acceleratorsPerPod": 1})
+    kind = pool("gpu", accelerator="L40S", resourceName="nvidia.com/gpu", **memory)
+    [selector] = kind.spec.node_selector.items()
+    large = Node("n0", (selector,), (), 64_000, 16_000_000, 100_000, (("nvidia.com/gpu", 8),), True)
+    seen = ClusterObjects(pools=(kind,), nodes=(large,), tenants=TENANTS)
+    found = answer(replace(asked(draft), base=build(seen, NOW, draft)))
+    assert found.possible is possible
+    assert found.starts_now is possible
+    if not possible:
+        assert "per accelerator in its smallest mode" in found.reason
+        assert "the largest accelerator here has 49,152 MiB" in found.reason
+
+
 def test_a_draft_that_can_never_start_is_told_so() -> None:
     question = asked(job("draft"))
     limited = tuple(replace(one, quotas=(Quota("cpu", 0, 0),)) for one in question.snapshot.tenants)

@@ -108,7 +108,7 @@ def test_a_replica_starts_in_the_mode_that_fits_its_accelerator_and_says_why(
 ) -> None:
     of = wanting(1, **fields)
     made_by = workload(job(engine=BIG))
-    device = pool("l4", accelerator="L4", memoryGib=memory_gib)
+    device = pool("l4", accelerator="L4", resourceName="nvidia.com/gpu", memoryGib=memory_gib)
     update = reconcile(
         view(of, model=ModelPlace("pvc://claim/model", made_by=made_by), pools={"l4": device}),
         (Admit(placement(pool="l4", accelerator="L4"), "there is room", "7", 0),),
