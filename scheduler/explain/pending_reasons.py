@@ -272,7 +272,7 @@ class PendingReasons:
         nodes = self.round.cluster.pools[candidate.pool]
         ask = request(candidate.per_pod, nodes.pool.is_cpu)
         names = ("cpu" if nodes.pool.is_cpu else candidate.accelerator, "cpu", "memory", "ephemeral-storage")
-        sizes = nodes.total or [(0, 0, 0, 0)]
+        sizes, own_mib = nodes.total or [(0, 0, 0, 0)], assignment.job.per_pod.memory_mib
         largest = [max(size[k] for size in sizes) for k in range(4)]
         base = self._base(assignment, candidate, WaitCode.NODE_TOO_SMALL)
         for k in range(4):
@@ -287,6 +287,7 @@ class PendingReasons:
                     limit=largest[k],
                     changes=changes,
                     extent=Extent.NODE,
+                    mode=candidate.mode if change == "memory" and ask[k] > own_mib else "",
                 )
         places = self.round.pods_if_empty(assignment.job, candidate, closed=True)
         limit = places * candidate.per_pod.accelerators_m
@@ -417,11 +418,16 @@ class PendingReasons:
             entitled=round(holdings.entitled.get(job.tenant, 0.0) / rate),
             allocated=holdings.held(job.tenant, candidate.accelerator),
             limit=holdings.capacity_m.get(candidate.accelerator, 0),
-            free=self._free_m(candidate.pool),
+            free=self._free_of(candidate.accelerator),
             holders=self.holders(candidate.accelerator),
             price=self.round.market.price(candidate.accelerator),
             changes=changes,
         )
+
+    def _free_of(self, accelerator: str) -> int:
+        """In all pools of the type, as its capacity and its holders are counted."""
+        pools = self.round.cluster.pools
+        return sum(self._free_m(name) for name, own in pools.items() if own.pool.accelerator == accelerator)
 
     def _free_m(self, pool: str) -> int:
         if pool not in self._free:

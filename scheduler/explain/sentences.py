@@ -10,7 +10,13 @@ from ..model.plans import Extent, WaitCode, WaitingRecord
 _Unit = Callable[[int], str]
 MEMORIES = frozenset({"memory", "ephemeral-storage", "device-memory"})
 """Resources that records count in MiB."""
-_WORDS = {"memory": "of memory", "ephemeral-storage": "of local disk", "cpu": "CPUs"}
+_ANY = "*"
+_WORDS = {
+    "memory": "of memory",
+    "ephemeral-storage": "of local disk",
+    "cpu": "CPUs",
+    _ANY: "accelerators of any type, in exchange-rate units",
+}
 
 
 def sentence(record: WaitingRecord, admin: bool = False, names: Mapping[str, str] | None = None) -> str:
@@ -20,15 +26,23 @@ def sentence(record: WaitingRecord, admin: bool = False, names: Mapping[str, str
         admin: whether the viewer may know other tenants' names; others read "another tenant".
         names: display names of accelerators, by key.
     """
-    what = _WORDS.get(record.resource) or (names or {}).get(record.resource, record.resource)
+    what = _WORDS.get(record.resource) or _or(record.resource, names or {})
     unit = _units(record.resource)
     need, free = unit(record.requested), unit(record.free)
     limit = "" if record.limit is None else unit(record.limit)
     held = unit(record.allocated)
     above = ", so it never starts unless this is raised" if record.above_limit else ""
     texts = {
-        WaitCode.NO_ACCELERATOR: f"No pool offers the accelerator it asks for ({what}).",
-        WaitCode.NO_POOL: f"No pool with {what} is open to this tenant.",
+        WaitCode.NO_ACCELERATOR: (
+            "There is no pool that it may use."
+            if record.resource == _ANY
+            else f"No pool offers the accelerator it asks for ({what})."
+        ),
+        WaitCode.NO_POOL: (
+            "No pool is open to this tenant."
+            if record.resource == _ANY
+            else f"No pool with {what} is open to this tenant."
+        ),
         WaitCode.DOES_NOT_FIT: _memory(record),
         WaitCode.DEVICES_UNUSED: (
             f"Its pods ask for {need} accelerators each, of which its engine would use {limit}: set shape.acceleratorsPerPod to "
@@ -63,6 +77,11 @@ def sentence(record: WaitingRecord, admin: bool = False, names: Mapping[str, str
     return text + _reserved(record) + _advice(record)
 
 
+def _or(accelerators: str, names: Mapping[str, str]) -> str:
+    """The types of a job, which are joined by commas."""
+    return " or ".join(names.get(each, each) for each in accelerators.split(","))
+
+
 def _limited(record: WaitingRecord) -> str:
     return f", with its boards limited to {record.power_cap:.0%}," if record.power_cap < 1 else ""
 
@@ -79,7 +98,8 @@ def _reserved(record: WaitingRecord) -> str:
 
 def _too_small(record: WaitingRecord, need: str, what: str, limit: str) -> str:
     if record.extent is Extent.NODE:
-        return f"A pod needs {need} {what}, and the largest node has {limit}."
+        who = f"In mode {record.mode} a pod" if record.mode else "A pod"
+        return f"{who} needs {need} {what}, and the largest node has {limit}."
     if record.extent is Extent.DOMAIN:
         return f"Needs {need} {what} inside one topology domain, and the largest has {limit}."
     if record.extent is Extent.POOL:
@@ -130,16 +150,17 @@ def _advice(record: WaitingRecord) -> str:
         "quota": "with a quota of {needed}",
         "priority": "with priority {needed}",
         "mode": "in mode {needed}",
+        "cpu": "with {needed} CPUs per pod",
+        "memory": "with {needed} of memory per pod",
         "watts": "with {needed} more there",
         "domain": "on the power domain {needed} without its node selector",
     }
     starts = [
         words[c.kind].format(
-            needed=watts_text(int(c.needed)) if c.kind == "watts" else c.needed,
+            needed=_AMOUNTS[c.kind](int(c.needed)) if c.kind in _AMOUNTS else c.needed,
             s="" if c.needed == "1" else "s",
         )
         for c in record.changes
-        if c.kind in words
     ]
     return f" It would start now {' or '.join(starts)}." if starts else ""
 
@@ -163,3 +184,7 @@ def watts_text(watts: int) -> str:
 def amount_text(amount_m: int) -> str:
     """Thousandths of an accelerator as a decimal number."""
     return f"{amount_m / 1000:.3f}".rstrip("0").rstrip(".")
+
+
+_AMOUNTS: dict[str, _Unit] = {"watts": watts_text, "memory": mib_text, "cpu": amount_text}
+"""Of changes whose numbers have a unit, by kind."""

@@ -175,7 +175,8 @@ class WaitingRecord:
     closed: tuple[Closed, ...] = ()
     """Code `NodesClosed`: the nodes that could hold pods of the job."""
     mode: str = ""
-    """Code `DoesNotFitAnyMode`: the engine mode that is nearest to fitting."""
+    """Code `DoesNotFitAnyMode`: the engine mode that is nearest to fitting. Code `NoNodeLargeEnough`: the one in which pods
+    need more host memory than the job asks for; "": it asks for that much itself."""
     fits_m: int = 0
     """Code `DoesNotFitAnyMode`: the fewest accelerators per pod in which it would fit; 0: none is known."""
     above_limit: bool = False

@@ -18,7 +18,7 @@ from busbar.scheduler import (
     what_if,
 )
 
-from ..build import NOW, cluster, gpus, job, placed, pool, tenant
+from ..build import NOW, cluster, gpus, job, nodes, placed, pool, tenant
 
 POLICY = Policy(solver=False)
 LIMITED = (tenant("a", H100=(8, 8, None)),)
@@ -97,8 +97,13 @@ def test_closed_nodes_are_not_blamed_for_a_pod_that_no_node_could_hold() -> None
 def test_sentences_say_where_it_is_too_large() -> None:
     big = job("x")
     big = replace(big, per_pod=replace(big.per_pod, memory_mib=500_000))
-    assert sentence(told(cluster(big, H100=1))).startswith(
-        "A pod needs 500,000 MiB of memory, and the largest node has 262,144 MiB."
+    assert sentence(told(cluster(big, H100=1))) == (
+        "A pod needs 500,000 MiB of memory, and the largest node has 262,144 MiB. It would start now with 262,144 MiB of "
+        "memory per pod."
+    )
+    many = replace(big, per_pod=replace(big.per_pod, memory_mib=1024, cpu_m=96_000))
+    assert sentence(told(cluster(many, H100=1))) == (
+        "A pod needs 96 CPUs, and the largest node has 64. It would start now with 64 CPUs per pod."
     )
     assert sentence(told(cluster(job("x", size=8, pods=6), H100=4))) == (
         "Needs 48 H100, and the nodes that it may use have 32. It would start now with 4 pods."
@@ -108,6 +113,46 @@ def test_sentences_say_where_it_is_too_large() -> None:
     assert sentence(told(replace(two, nodes=apart))) == (
         "Needs 16 H100 inside one topology domain, and the largest has 8. It would start now with 1 pod."
     )
+
+
+def test_a_mode_that_needs_more_of_the_host_than_there_is_is_named() -> None:
+    asked = replace(job("x", workload_class="m"), modes=("offload",))
+    cells = (Cell("m", "H100", 1000, "offload", 1.0, host_memory_mib=300_000),)
+    record = told(replace(cluster(asked, H100=1), table=PerformanceTable(cells, (Rate("H100"),))))
+    assert sentence(record) == (
+        "In mode offload a pod needs 300,000 MiB of memory, and the largest node has 262,144 MiB."
+    )
+
+
+def test_a_job_that_any_type_would_do_for_is_told_of_no_type() -> None:
+    for accelerators, none_at_all, not_its in (
+        ((), "There is no pool that it may use.", "No pool is open to this tenant."),
+        (
+            ("H100", "L4"),
+            "No pool offers the accelerator it asks for (H100 or L4).",
+            "No pool with H100 or L4 is open to this tenant.",
+        ),
+    ):
+        asked = job("x", accelerators=accelerators)
+        assert sentence(told(cluster(asked))) == none_at_all
+        closed = tuple(replace(one, tenants=()) for one in cluster(asked, H100=1).pools)
+        assert sentence(told(replace(cluster(asked, H100=1), pools=closed))) == not_its
+    limited = cluster(job("x", size=4), tenants=(tenant("a", any=(2, 0, None)),), H100=1)
+    assert sentence(told(limited)).startswith(
+        "Needs 4 accelerators of any type, in exchange-rate units; the tenant holds 0 and may hold up to 2, so it"
+    )
+
+
+def test_what_is_free_is_counted_over_all_pools_of_the_type_like_its_capacity() -> None:
+    small = replace(pool("small", "H100"), price_per_hour=9.0)
+    runs = job("runs", size=8, on=placed("H100", "H100-0000", size=8))
+    snapshot = cluster(runs, job("x", size=4, accelerators=("H100",)), H100=1)
+    both = replace(
+        snapshot, pools=(*snapshot.pools, small), nodes=(*snapshot.nodes, *nodes("small", 1, size=3))
+    )
+    record = told(both)
+    assert (record.free, record.limit) == (3000, 11_000)
+    assert sentence(record).startswith("Needs 4 H100, 3 of 11 are free; this tenant holds 8.")
 
 
 NEEDS_MIB = (("resident", 1_100_000), ("optimizer-offload", 290_000), ("parameter-offload", 90_000))
