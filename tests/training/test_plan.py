@@ -28,6 +28,8 @@ from busbar.workloads.training.plan import (
     MemoryLimits,
     MemoryPlan,
     aligned,
+    chunk_sizes,
+    chunked_bytes,
     copy_bytes,
     lay_out,
     own_checkpoint_bytes,
@@ -53,6 +55,12 @@ def limited(device_mib: float | None = None, host_mib: float | None = None) -> M
         return None if mib is None else int(mib * MIB)
 
     return MemoryLimits(size(device_mib), size(host_mib), device_is_host=False)
+
+
+@given(st.lists(st.integers(0, 50_000), max_size=6), st.integers(1, 20_000))
+def test_bytes_of_chunks_are_those_of_each_of_them(groups: list[int], chunk: int) -> None:
+    each = [aligned(3 * size + 1) for group in groups for size in chunk_sizes(group, chunk)]
+    assert chunked_bytes(groups, chunk, lambda size: aligned(3 * size + 1)) == sum(each)
 
 
 def test_the_planner_imports_no_torch() -> None:

@@ -50,8 +50,10 @@ changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from busbar.workloads.training.parity import Stripes
@@ -156,7 +158,7 @@ class Demand:
         AUTO  # gated, if updates run beside the next forward pass | blocking | auto: if state travels
     )
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         return sum(group.parameters for group in self.groups)
 
@@ -476,11 +478,8 @@ def why_not_divided(demand: Demand) -> tuple[str, str]:
 def state_bytes(demand: Demand, groups: Sequence[GroupSize]) -> int:
     """The optimizer's state of `groups`, chunk by chunk."""
     chunk = chunk_parameters(demand)
-    return sum(
-        aligned(demand.state_size(size))
-        for group in groups
-        for size in chunk_sizes(group.parameters // demand.ranks, chunk)
-    )
+    own = (group.parameters // demand.ranks for group in groups)
+    return chunked_bytes(own, chunk, lambda size: aligned(demand.state_size(size)))
 
 
 def checkpoint_bytes(demand: Demand) -> int:
@@ -558,7 +557,7 @@ def _more_slots(
     if not is_gated(demand, offloaded) or limits.device_bytes is None:
         return 0
     chunk = chunk_parameters(demand)
-    travelling = sum(len(chunk_sizes(group.parameters // demand.ranks, chunk)) for group in offloaded)
+    travelling = sum(-(-(group.parameters // demand.ranks) // chunk) for group in offloaded)
     room = limits.device_bytes - device_bytes
     if limits.device_is_host and limits.host_bytes is not None:
         room = min(room, limits.host_bytes - EVALUATION_BYTES - host_bytes - device_bytes)
@@ -592,6 +591,17 @@ def chunk_parameters(demand: Demand) -> int:
     """Elements per chunk: about a sixty-fourth of the model, within bounds, a multiple of 1024."""
     wanted = -(-demand.parameters // demand.ranks // 64 // 1024) * 1024
     return min(MAX_CHUNK, max(MIN_CHUNK, wanted))
+
+
+def chunked_bytes(groups: Iterable[int], chunk: int, bytes_of: Callable[[int], int]) -> int:
+    """The sum of `bytes_of` over all chunks of groups of so many elements. A plan compares hundreds of layouts, whose groups have
+    up to hundreds of chunks, and all blocks are of one size."""
+    chunks: Counter[int] = Counter()
+    for parameters, count in Counter(groups).items():
+        full, rest = divmod(parameters, chunk)
+        chunks[chunk] += count * full
+        chunks[rest] += count * (rest > 0)
+    return sum(count * bytes_of(size) for size, count in chunks.items())
 
 
 def chunk_sizes(parameters: int, chunk: int) -> list[int]:

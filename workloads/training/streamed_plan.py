@@ -28,7 +28,7 @@ from busbar.workloads.training.plan import (
     aligned,
     assemble,
     chunk_parameters,
-    chunk_sizes,
+    chunked_bytes,
     copy_bytes,
     is_gated,
     own_checkpoint_bytes,
@@ -165,8 +165,8 @@ def _why(demand: Demand, activations: str) -> str:
 
 def _disk_bytes(demand: Demand, groups: Sequence[GroupSize]) -> int:
     """Of the state of `groups` in a scratch file."""
-    sizes = (size for group in groups for size in chunk_sizes(group.parameters, chunk_parameters(demand)))
-    return sum(_pages(demand.state_size(size)) for size in sizes)
+    own = (group.parameters for group in groups)
+    return chunked_bytes(own, chunk_parameters(demand), lambda size: _pages(demand.state_size(size)))
 
 
 def _pages(size: int) -> int:
