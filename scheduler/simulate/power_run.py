@@ -328,7 +328,7 @@ def figures(ours: Outcome, twin: Outcome, requests: Requests, budget_w: float, s
             np.percentile(_taken(one.first_s if first else one.done_s, requests, seconds)[rows], percent)
             for one in (ours, twin)
         )
-        return float(mine / theirs)
+        return float(mine / theirs) if theirs > 0 else None  # prompts of one token take no time here
 
     high, low = counted & requests.high, counted & ~requests.high
     within = None
@@ -348,7 +348,9 @@ def figures(ours: Outcome, twin: Outcome, requests: Requests, budget_w: float, s
         low_p99=ratio(low, 99),
         within_5_percent=within,
         training_speed=ours.work_s / twin.work_s if twin.work_s else None,
-        joules_per_token=(ours.joules / ours.tokens) / (twin.joules / twin.tokens) if ours.tokens else None,
+        joules_per_token=(ours.joules / ours.tokens) / (twin.joules / twin.tokens)
+        if ours.tokens and twin.tokens
+        else None,
         requests=int(np.isfinite(ours.done_s).sum()),
         tokens=ours.tokens,
         kilowatt_hours=ours.joules / 3.6e6,
