@@ -113,11 +113,13 @@ class PendingReasons:
             self._unpowered(job, row.candidate, closed=True) >= row.candidate.pods for row in rows
         ):
             return self._too_small(assignment, self._nearest(job, rows))
-        open_ = [row for row in rows if not self._refused(job.tenant, row.candidate)]
-        uncarried = self._uncarried(job, open_)
+        within = [row for row in rows if self._is_within_limits(job.tenant, row.candidate)]
+        if any(self._pods_if_empty(job, row) >= row.candidate.pods for row in within):
+            return self._quota(assignment)  # once its tenant holds less
+        uncarried = self._uncarried(job, within)
         if uncarried is not None:
             return self._never_carried(assignment, uncarried)
-        return self._closed(assignment, open_) if open_ else self._quota(assignment)
+        return self._closed(assignment, within) if within else self._quota(assignment)
 
     def _without_others(self, job: Job, rows: list[RankedCandidate]) -> Candidate | None:
         """The smallest candidate in the pool where the job gains most, if none of our jobs ran; None: it fits
@@ -154,6 +156,10 @@ class PendingReasons:
         if known is None:
             known = self._refusals[key] = self.round.holdings.refusal(*key) is not None
         return known
+
+    def _is_within_limits(self, tenant: str, candidate: Candidate) -> bool:
+        """Whether quota allows it while the tenant holds nothing."""
+        return self.round.holdings.within_limits(tenant, candidate.accelerator, candidate.accelerators_m)
 
     def _impossible(self, assignment: Assignment) -> WaitingRecord:
         job = assignment.job
@@ -197,13 +203,15 @@ class PendingReasons:
         smallest."""
         holdings, job, suggestions = self.round.holdings, assignment.job, self.suggestions
         refused = [row for row in self.round.ranked(assignment) if self._refused(job.tenant, row.candidate)]
-        fitting = [
+        fitting = [row for row in refused if self._would_fit(job, row)]
+        later = [
             row
-            for row in refused
-            if self.round.pods_if_empty(job, row.candidate, closed=True) >= row.candidate.pods
+            for row in fitting
+            if self._pods_if_empty(job, row) >= row.candidate.pods
+            and self._is_within_limits(job.tenant, row.candidate)
         ]
         candidate, more = suggestions.quota(assignment) or (
-            min(fitting or refused, key=_smallest).candidate,
+            min(later or fitting or refused, key=_smallest).candidate,
             [],
         )
         refusal = holdings.refusal(job.tenant, candidate.accelerator, candidate.accelerators_m)
@@ -219,8 +227,7 @@ class PendingReasons:
             held, need = holdings.held(job.tenant, row), candidate.accelerators_m
         changes = (*suggestions.fewer_pods(assignment), *suggestions.other_accelerator(assignment), *more)
         above = not any(
-            holdings.within_limits(job.tenant, ranked.candidate.accelerator, ranked.candidate.accelerators_m)
-            and self.round.pods_if_empty(job, ranked.candidate, closed=True) >= ranked.candidate.pods
+            self._is_within_limits(job.tenant, ranked.candidate) and self._would_fit(job, ranked)
             for ranked in self.round.ranked(assignment)
         )
         return replace(
@@ -233,15 +240,15 @@ class PendingReasons:
             above_limit=above,
         )
 
+    def _would_fit(self, job: Job, row: RankedCandidate) -> bool:
+        """If none of our jobs ran and all nodes were open."""
+        return self.round.pods_if_empty(job, row.candidate, closed=True) >= row.candidate.pods
+
     def _closed(self, assignment: Assignment, rows: list[RankedCandidate]) -> WaitingRecord:
-        """Quota allows the rows, but they fit only on nodes that are closed: cordoned, not ready or tainted."""
+        """Limits allow the rows, but they fit only on nodes that are closed: cordoned, not ready or tainted."""
         job = assignment.job
-        fitting = [
-            row
-            for row in rows
-            if self.round.pods_if_empty(job, row.candidate, closed=True) >= row.candidate.pods
-        ]
-        if not fitting:  # only what quota refuses would fit at all
+        fitting = [row for row in rows if self._would_fit(job, row)]
+        if not fitting:  # only what is above a limit would fit at all
             return self._quota(assignment)
         row = min(fitting, key=_smallest)
         nodes = self.round.cluster.pools[row.candidate.pool]
@@ -308,9 +315,7 @@ class PendingReasons:
     def _uncarried(self, job: Job, rows: list[RankedCandidate]) -> Candidate | None:
         """The first candidate that would fit if none of our jobs ran, all nodes were open and watts did not count; None:
         there is none, or one would fit although they count."""
-        if self.round.cluster.feeds is None or any(
-            self.round.pods_if_empty(job, row.candidate, closed=True) >= row.candidate.pods for row in rows
-        ):
+        if self.round.cluster.feeds is None or any(self._would_fit(job, row) for row in rows):
             return None
         fitting = (
             row.candidate
