@@ -451,8 +451,9 @@ class Round:
         return self.priority(assignment.job) > min(self.state.priorities[assignment.job.tenant])
 
     def ran_min_time(self, assignment: Assignment) -> bool:
-        """Whether the job has run for `Policy.min_run_s` and may be disrupted."""
-        return self.now - assignment.started_at_s >= self.policy.min_run_s
+        """Whether the job has run for `Policy.min_run_s` and may be disrupted; one that starts now has not run."""
+        ran_s = self.now - assignment.started_at_s
+        return ran_s > 0 and ran_s >= self.policy.min_run_s
 
     def reclaim_due_at_s(self, assignment: Assignment) -> float:
         """When a claim on the tenant's guarantee may ignore other jobs' `min_run_s`: after

@@ -85,6 +85,13 @@ def test_every_plan_is_allowed(snapshot: Snapshot) -> None:
 
 @quiet
 @given(snapshots())
+def test_every_plan_without_a_minimum_runtime_is_allowed(snapshot: Snapshot) -> None:
+    found, _ = plan(snapshot, replace(POLICY, min_run_s=0.0), NOW)
+    assert check_plan(snapshot, found) == []
+
+
+@quiet
+@given(snapshots())
 def test_planning_again_gives_no_actions(snapshot: Snapshot) -> None:
     after = applied(snapshot, made(snapshot), NOW)
     assert made(after).actions == ()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from busbar.scheduler import Job, JobId, Policy, Snapshot, Tenant, User
+from busbar.scheduler import ActionKind, Job, JobId, Policy, Snapshot, Tenant, User, plan
 from busbar.scheduler.search.claim import lost_value, offered, regret
 from busbar.scheduler.search.preemption import reclaim
 from busbar.scheduler.search.round import Round, place_of
@@ -192,3 +192,16 @@ def test_a_turn_is_as_often_as_the_share_is_large() -> None:
 
 def test_a_guarantee_takes_no_turns() -> None:
     assert not _turn(waited_h=9, ran_h=9, tenants=(Tenant("a"), tenant("b", H100=(8, None, None))))
+
+
+@pytest.mark.parametrize("min_run_s", [0.0, 300.0])
+def test_a_job_that_this_round_has_placed_is_one_victim_however_short_jobs_must_run(min_run_s: float) -> None:
+    """The small job starts beside the one that runs; the large one of higher priority needs only the place of that one."""
+    runs, small, large = _running("runs", "a", 7), job("small"), job("large", size=7, priority=500)
+    snapshot = cluster(runs, small, large, H100=1)
+    made, _ = plan(snapshot, Policy(min_run_s=min_run_s), NOW)
+    assert {(action.kind, str(action.job)) for action in made.actions} == {
+        (ActionKind.PREEMPT, "uid-runs"),
+        (ActionKind.START, "uid-large"),
+        (ActionKind.START, "uid-small"),
+    }
