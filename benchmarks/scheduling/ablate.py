@@ -173,8 +173,8 @@ def main() -> None:
 
 def _write(found: dict[str, dict[str, Numbers]]) -> None:
     whole, commit, path = found["nothing"], _commit(), RESULTS / "ablate.json"
-    before = json.loads(path.read_text())["rows"] if path.exists() else []
-    rows = {row["mechanism"]: row for row in before}
+    before = json.loads(path.read_text()) if path.exists() else {"rows": []}
+    rows = {row["mechanism"]: row for row in before["rows"] if row["mechanism"] in MECHANISMS}
     for name, numbers in found.items():
         rows[name] = {"mechanism": name, "commit": commit, "ratios": _ratios(numbers, whole)}
     head = {
@@ -185,7 +185,7 @@ def _write(found: dict[str, dict[str, Numbers]]) -> None:
         "date": time.strftime("%Y-%m-%d"),
         "whole": whole,
     }
-    path.write_text(json.dumps(head | {"rows": list(rows.values())}, indent=1) + "\n")
+    path.write_text(json.dumps(before | head | {"rows": list(rows.values())}, indent=1) + "\n")
 
 
 def _ratios(numbers: dict[str, Numbers], whole: dict[str, Numbers]) -> dict[str, Numbers]:
