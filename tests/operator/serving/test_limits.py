@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.operator.builders import NOW, replica, service
-from tests.operator.serving.test_fleets import SLO, World, each, kind, one
+from tests.operator.serving.fleet_world import SLO, World, each, kind, one
 from tests.operator.serving.test_reconcile import view
 
 from busbar.kube.types import ModelService

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.operator.builders import NOW, job, pool, service
-from tests.operator.serving.test_fleets import STEP, World, windows
+from tests.operator.serving.fleet_world import STEP, World, windows
 from tests.operator.serving.test_reconcile import BIG
 
 from busbar.kube.contracts.demand import ServiceDemand

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.operator.builders import NOW, admit, placement, replica, service
 from tests.operator.profiles.parts import profile
-from tests.operator.serving.test_fleets import SLO, STEP, World, each, one
+from tests.operator.serving.fleet_world import SLO, STEP, World, each, one
 from tests.operator.serving.test_reconcile import view
 
 from busbar.kube.types import ModelService, PerformanceProfile

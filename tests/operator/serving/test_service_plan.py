@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from tests.operator.builders import service
-from tests.operator.serving.test_fleets import SLO, World, kind, line, one
+from tests.operator.serving.fleet_world import SLO, World, kind, line, one
 from tests.operator.serving.test_power_caps import DRAW, PROFILE
 
 from busbar.kube.contracts.demand import ServiceDemand, SizeCount, WindowDemand
