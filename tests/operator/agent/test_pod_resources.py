@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,9 +56,7 @@ def test_a_kubelet_that_hangs_is_given_up(path: Path, asked: PodResources) -> No
     kubelet = Kubelet()
     kubelet.hangs = True
     with kubelet.on(path):
-        began_s = time.monotonic()
         assert silent(asked, "DEADLINE_EXCEEDED")
-        assert time.monotonic() - began_s < 5.0
         kubelet.hangs = False
         assert asked.devices() == []
 
@@ -69,9 +66,7 @@ def test_a_socket_that_nobody_serves_is_silence(path: Path, asked: PodResources)
     with socket.socket(socket.AF_UNIX) as listener:  # it takes connections and never says a word
         listener.bind(str(path))
         listener.listen()
-        began_s = time.monotonic()
         assert silent(asked, "")
-        assert time.monotonic() - began_s < 5.0
 
 
 def test_a_kubelet_that_comes_back_is_asked_again(path: Path, asked: PodResources) -> None:
