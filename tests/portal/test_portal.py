@@ -78,9 +78,8 @@ def test_log_in_submit_with_preview_watch_it_run_serve_it_and_complete_a_prompt(
 
     page.get_by_label("Name", exact=True).fill(name)
     page.get_by_label("Namespace").select_option(target.namespace)
-    page.get_by_label("Steps", exact=True).fill(
-        "60" if target.stage is not None else "400"
-    )  # long enough to be seen
+    # Long enough to be seen: what is told of a real job is up to 6 s old, and the page asks again within 5 s.
+    page.get_by_label("Steps", exact=True).fill("60" if target.stage is not None else "160")
     page.get_by_label("Output").fill(f"pvc://stdlib/{name}")
     page.get_by_role("button", name="Preview").click()
     preview = page.locator("#preview")
@@ -114,7 +113,7 @@ def test_log_in_submit_with_preview_watch_it_run_serve_it_and_complete_a_prompt(
     page.get_by_label("Temperature").fill("0")  # what a model draws may be anything, also its end
     page.get_by_role("button", name="Complete").click()
     expect(page.locator("[data-try-note]")).to_contain_text("in all")
-    answer = page.locator("[data-try-answer]").inner_text()
+    answer = page.locator("[data-try-answer]").text_content() or ""  # of a weak model perhaps only spaces
     assert answer.startswith("import ")
     assert answer != "import "
     key = re.search(r"bb_[\w-]{43}", page.content())
