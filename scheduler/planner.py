@@ -21,13 +21,15 @@ does steps 2 and 3 (by rights, not by value) for the jobs that the event touches
 
     - new or changed jobs, those of a tenant that changed, and those of a class whose speed was reported;
     - jobs that wait for room where something became free, as far as they fit;
-    - jobs that the last plan started or promised a place to and that still wait;
+    - jobs that the last plan started and that still wait; where others have still to leave the place, the job keeps it
+      and starts as soon as there is room anywhere (search/promised_places.py);
     - jobs that are stopped for one of these.
 
 It keeps the reservations and uses them; new ones are for the next full plan to make (search/reservations.py).
 All other waiting jobs keep their record, with the id of the plan that made it. The answer depends on the
 snapshot, the plan and the event alone: the memo holds the state of the last snapshot (search/state.py; after a full
-plan: of the snapshot with the plan carried out), which follows the difference instead of being built again.
+plan: of the snapshot with the plan carried out), which follows the difference instead of being built again, with the
+places that were promised.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ from .explain.records import records
 from .model.alike import Together
 from .model.apply import applied
 from .model.events import Event, Happened
-from .model.plans import Plan, Policy, Price, RecordIndex, SharePrice, WaitCode
-from .model.snapshot import JobId, Snapshot
+from .model.plans import ActionKind, Plan, Policy, Price, RecordIndex, SharePrice, WaitCode
+from .model.snapshot import JobId, Reservation, Snapshot
 from .search.actions import actions
 from .search.defragment import defragment
 from .search.exchange import exchange
@@ -60,6 +62,7 @@ from .search.holds import lifted
 from .search.migration import move
 from .search.milp import optimise, worth_trying
 from .search.preemption import reclaim
+from .search.promised_places import carry
 from .search.reservations import keep, reservations, reserve, take
 from .search.round import Round
 from .search.sleepers import take_from_sleepers
@@ -220,24 +223,29 @@ def _react(snapshot: Snapshot, last: Plan, event: Event, memo: Memo | None) -> t
     together = Together.of(snapshot)
     last, event = together.joined(last), together.event(event)
     state = _planning_state(together.snapshot, last, memo)
-    round_ = Round(state, event.at_s)
-    keep(round_, last.reservations, thorough=False)
-    blocked = Blocked()
     known = None if memo is None else memo.waiting
     if known is None or known.records is not last.waiting:
         known = RecordIndex.of(last.waiting)
+    promised, others = _promised(last, known)
+    given, rest = carry(state, [*promised, *_delayed(last)], event.at_s)
+    round_ = Round(state, event.at_s)
+    listed = {one.job for one in promised}
+    given += [one for one in rest if one.job in listed]  # a delayed start is tried anew
+    keep(round_, [*given, *others], thorough=False, promised={one.job for one in given})
+    blocked = Blocked()
     touched = _touched(state, last, known, event)
     with lifted(round_.holds.values()):  # some may use the room of a reservation
         pools = round_.cluster.on_feeds_of({one.pool for one in event.happened if one.frees})
-        others = fitting(round_, pools, blocked, touched)
-    left = take_from_sleepers(round_, start_waiting(round_, touched.values(), blocked, others))
+        fit = fitting(round_, pools, blocked, touched)
+    left = take_from_sleepers(round_, start_waiting(round_, touched.values(), blocked, fit))
     for _ in range(PASSES):
         changed = take(round_)
         changed = reclaim(round_, _without_place(left)) or changed
         changed = round_.sync_holds() or changed
         if not changed:
             break
-        touched |= {one.job.id: one for one in [*round_.stopped(), *round_.recall_delayed()]}
+        lost = *round_.stopped(), *round_.lost_promised_places(), *round_.recall_delayed()
+        touched |= {one.job.id: one for one in lost}
         left = start_waiting(round_, _without_place(touched.values()))
     left = take_from_sleepers(round_, left, last=True)
     lift(round_, left, (record.domain for record in last.waiting if record.code is WaitCode.POWER))
@@ -303,6 +311,24 @@ def _touched(state: PlanningState, last: Plan, known: RecordIndex, event: Event)
             if assignment.job.tenant in tenants or assignment.job.workload_class in classes
         }
     return {name: state.waiting[name] for name in names if name in state.waiting}
+
+
+def _promised(last: Plan, known: RecordIndex) -> tuple[list[Reservation], list[Reservation]]:
+    """The places of the last plan's reservations that it gave to their jobs, and those that it only collects."""
+    given, others = list[Reservation](), list[Reservation]()
+    for one in last.reservations:
+        record = known.with_react_code.get(one.job)
+        (given if record is not None and record.code is WaitCode.PREEMPTING else others).append(one)
+    return given, others
+
+
+def _delayed(last: Plan) -> Iterator[Reservation]:
+    """The places where the last plan starts jobs as soon as others have left."""
+    listed = {one.job for one in last.reservations}
+    for action in last.actions:
+        if action.kind is ActionKind.START and action.after and action.to and action.job not in listed:
+            place, at_s = action.to, last.at_s
+            yield Reservation(action.job, place, (at_s,) * place.pods, at_s, len(set(place.nodes)))
 
 
 def _says_why(known: RecordIndex, job: JobId) -> bool:

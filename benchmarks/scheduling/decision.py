@@ -9,8 +9,8 @@ stops are still being stopped. CPU seconds of one thread; the collector runs bef
 
 At its end a full plan takes the memo's state to the snapshot with the plan carried out. That stands in the time of the
 plan, so the first event of the chain (`react_first_cpu_s`) compares the plan's changes and follows none of them. Where
-releases take time (`react_stopping_cpu_s`), the first arrival follows them to where the jobs are, and both try all places
-again that jobs wait for. `Event.between` is measured apart (`event_cpu_s`).
+releases take time (`react_stopping_cpu_s`), the first arrival follows them to where the jobs are, and counts the places as
+taken that jobs wait for; the second finds them so. `Event.between` is measured apart (`event_cpu_s`).
 """
 
 from __future__ import annotations

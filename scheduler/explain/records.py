@@ -43,17 +43,17 @@ def records(
     made = _Records(round_, identity, last, touched)
     made.reservations = {one.job: one for one in reservations}
     after = {action.job for action in actions if action.after}
+    for promise in round_.promised_places.values():
+        made.keep_promised(promise.hold.holder)
     for assignment in blocked:
         if assignment.placement is None and (last is None or assignment.job.run is None):
             made.tried(assignment)
     for assignment in round_.changed:
+        if assignment.job.id in made.found:
+            continue
         if assignment.waits_for_release or assignment.job.id in after:
             made.add(assignment, made.reasons.simple(assignment, WaitCode.PREEMPTING))
-        elif (
-            assignment.placement is None
-            and assignment.job.run is not None
-            and assignment.job.id not in made.found
-        ):
+        elif assignment.placement is None and assignment.job.run is not None:
             made.add(
                 assignment,
                 made.reasons.record(assignment)
@@ -65,7 +65,8 @@ def records(
             made.add(assignment, made.reasons.simple(assignment, WaitCode.RELEASING))
     waiting, known = round_.state.waiting, made.known
     gone = made.gone()
-    unknown = [*filterfalse(known.__contains__, waiting), *filter(waiting.__contains__, gone)]
+    unknown = {*filterfalse(known.__contains__, waiting), *filter(waiting.__contains__, gone)}
+    unknown.update(one.job.id for one in round_.lost_promised_places())
     for job in sorted(filterfalse(made.found.__contains__, unknown)):
         made.tried(waiting[job])
     return made.all(gone)
@@ -114,6 +115,14 @@ class _Records:
             return False
         self.found[assignment.job.id] = known
         return True
+
+    def keep_promised(self, assignment: Assignment) -> None:
+        """Keep the earlier record of a job that still has the place that it was promised."""
+        job = assignment.job.id
+        if self._round.keeps_promised_place(assignment):
+            known, reservation = self._last.with_react_code[job], self.reservations.get(job)
+            same = known.reservation == reservation
+            self.found[job] = known if same else replace(known, reservation=reservation)
 
     @property
     def known(self) -> Mapping[JobId, WaitingRecord]:

@@ -233,6 +233,11 @@ class Holdings:
             self._units[tenant] = known
         return known
 
+    def units_without(self, tenant: str, less_m: Mapping[str, int]) -> float:
+        """The same without so much of each type."""
+        held = self._held.get(tenant, _NOTHING)
+        return math.fsum(self.units_of(kind, amount - less_m.get(kind, 0)) for kind, amount in held.items())
+
     def units_of(self, accelerator: str, amount_m: int) -> float:
         """An amount in exchange-rate units."""
         return amount_m * self.rate.get(accelerator, 0.001)

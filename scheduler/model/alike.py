@@ -80,10 +80,15 @@ class Together:
         return replace(event, happened=named)
 
     def joined(self, plan: Plan) -> Plan:
-        """An earlier plan with the names of this snapshot: its reservations; of its actions only the jobs are read."""
-        if not self._name or not plan.reservations:
+        """An earlier plan with the names of this snapshot: its reservations, and where jobs go that others have to leave;
+        of its other actions only the jobs are read."""
+        if not self._name:
             return plan
-        return replace(plan, reservations=tuple(_reserved(one, self._name) for one in plan.reservations))
+        return replace(
+            plan,
+            actions=tuple(_delayed(one, self._name) for one in plan.actions),
+            reservations=tuple(_reserved(one, self._name) for one in plan.reservations),
+        )
 
     def parted(self, plan: Plan) -> Plan:
         """The plan with the names of before."""
@@ -133,5 +138,12 @@ def _label(pools: tuple[str, ...], name: Mapping[str, str]) -> tuple[str, str] |
 
 
 def _reserved(one: Reservation, name: Mapping[str, str]) -> Reservation:
-    pool = one.placement.pool
-    return replace(one, placement=replace(one.placement, pool=name.get(pool, pool)))
+    return replace(one, placement=_renamed(one.placement, name))
+
+
+def _delayed(one: Action, name: Mapping[str, str]) -> Action:
+    return replace(one, to=_renamed(one.to, name)) if one.to is not None and one.after else one
+
+
+def _renamed(place: Placement, name: Mapping[str, str]) -> Placement:
+    return replace(place, pool=name.get(place.pool, place.pool))

@@ -108,6 +108,8 @@ class PoolNodes:
         self._in_round = False
         self.at_round_start: dict[int, tuple[_Free, _Free]] = {}
         """Free resources (now, later) when the round began, of nodes that changed since."""
+        self._promised: dict[int, _Free] = {}
+        """What promised places take of nodes although it is not free yet (`take_promised`)."""
         self._selected: dict[_Selector, frozenset[int]] = {}
         self._empty: dict[tuple[tuple[int, int, int, int], _Selector, int | None, bool, int, int], int] = {}
         self._model = model
@@ -289,6 +291,16 @@ class PoolNodes:
         self.releasing -= sign
         self._change(placement, sign, 0)
 
+    def take_promised(self, placement: Placement, sign: int = -1) -> None:
+        """Take a place that a job is promised before a round begins (sign=1: it is not promised any more)."""
+        self._change(placement, sign, sign)
+        for i, amounts in self._each(placement):
+            promised = self._promised.setdefault(i, [0] * len(amounts))
+            for k, amount in enumerate(amounts):
+                promised[k] -= sign * amount
+            if not any(promised):
+                del self._promised[i]
+
     def _each(self, placement: Placement) -> list[tuple[int, Sequence[int]]]:
         """The node of each rank, and what the pod takes of it."""
         amounts = request(placement.per_pod, self.pool.is_cpu)
@@ -460,7 +472,7 @@ class PoolNodes:
         return True
 
     def short(self, placement: Placement, already: dict[str, list[int]]) -> bool:
-        """Whether a placement needs room that was not free when the round began.
+        """Whether a placement needs room that was not free when the round began; what was only promised then was.
 
         `already` is what earlier placements take, by node; this one is added to it.
         """
@@ -468,6 +480,8 @@ class PoolNodes:
         for i, takes in self.holds(placement).items():
             taken = already.setdefault(self.nodes[i].name, [0] * len(takes))
             free = self.at_round_start[i][0] if i in self.at_round_start else self.free_now[i]
+            if i in self._promised:
+                free = list(map(sum, zip(free, self._promised[i], strict=True)))
             for k, amount in enumerate(takes):
                 taken[k] += amount
                 short = short or (k < sharing.FIRST and amount > 0 and free[k] < taken[k])
@@ -572,6 +586,15 @@ class PoolNodes:
         fills = candidate.accelerators_m == (candidate.nodes or candidate.pods) * self.largest
         able = self._limited if fills else self._limited_apart
         return able if own is None else own & able
+
+    def may_hold(self, job: Job, placement: Placement) -> bool:
+        """Whether the job may have exactly this placement, if there is room: its nodes are open to it, and its power cap
+        holds for their boards."""
+        allowed = self._with(job.node_selector)
+        indices = [self.index.get(name) for name in placement.nodes]
+        return all(
+            i is not None and self.usable[i] and (allowed is None or i in allowed) for i in indices
+        ) and self.limits(placement)
 
     def limits(self, placement: Placement) -> bool:
         """Whether its power cap, if it has one, holds for its boards and for no others, on these nodes."""

@@ -14,6 +14,7 @@ from ..model.plans import Objective
 from ..model.snapshot import Job, JobId, Node, Snapshot
 from ..model.table import TableView
 from ..model.validate import validate
+from .promised_places import drop, drop_all
 from .state import Assignment, PlanningState
 
 _ASKED = attrgetter(
@@ -70,11 +71,15 @@ def follow(state: PlanningState, snapshot: Snapshot) -> bool:
         if any(table.rate(pool.accelerator) != state.table.rate(pool.accelerator) for pool in old.pools):
             return False
     state.consistent = False
+    for job in {one.id for one in (*gone, *come)} & state.carried.keys():
+        drop(state, job)
     if table is not None:
+        drop_all(state)
         state.table = table
         state.candidates.follow(table)
     _follow_nodes(state, snapshot)
     if snapshot.tenants is not old.tenants and set(snapshot.tenants) != set(old.tenants):
+        drop_all(state)
         state.holdings.set_tenants(snapshot.tenants)
         for assignment in state.assignments.values():
             assignment.order = None
@@ -101,6 +106,8 @@ def _follows_nodes(state: PlanningState, snapshot: Snapshot) -> bool:
 
 def _follow_nodes(state: PlanningState, snapshot: Snapshot) -> None:
     gone, come = differing(state.snapshot.nodes, snapshot.nodes)
+    if gone or come:
+        drop_all(state)
     known = {node.name: node for node in gone}
     stale: set[str] = set()
     changed = False

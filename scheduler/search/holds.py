@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from operator import is_
 
 from ..candidates.candidates import Candidate
-from ..model.snapshot import JobId, Placement
+from ..model.snapshot import JobId, Placement, Reservation
 from ..placement.feeds import LATER, NOW, Feeds
 from ..placement.pool import PoolNodes, request
 from .state import Assignment
@@ -237,6 +237,12 @@ class Hold:
         if any(later) or any(now):
             self.nodes.withhold(i, now, later)
             self._withheld[i] = (now, later)
+
+
+def since_of(nodes: PoolNodes, reservation: Reservation) -> dict[int, float]:
+    """Since when each node of a reservation is collected, by the index of those that are there."""
+    pairs = zip(reservation.placement.nodes, reservation.since_s, strict=True)
+    return {nodes.index[name]: since for name, since in pairs if name in nodes.index}
 
 
 def _same(places: Sequence[Placement], others: Sequence[Placement]) -> bool:

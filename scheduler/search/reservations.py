@@ -44,7 +44,8 @@ ready may be exchanged for one that is, and all nodes for others only if that ha
 start moves back only if a job runs longer than expected. A reservation takes no node of another one, but a job
 may be given what it leaves of a node. Earlier ones go first; inside a tenant, higher priorities. A place that a job
 of any size has and cannot use before others have left is carried into the next plan in the same way. Answers to
-events (`planner.react`) keep reservations on the nodes that they have, and leave new ones to the next full plan.
+events (`planner.react`) keep reservations on the nodes that they have, and leave new ones to the next full plan; a
+place that a job was given already stays its own, unless it could start elsewhere now (`promised_places.py`).
 
 Not covered: a job that only its tenant's quota holds back (there is room, but no right to it); a share that needs
 whole nodes where the other tenants' surplus lies on no whole node (it waits until jobs end, or for its patience);
@@ -56,7 +57,7 @@ Without reservations 13 scenarios of `benchmarks/scheduling` fail.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from ..candidates.candidates import Candidate, SharedCandidates
 from ..fairness.quota import Right
@@ -65,7 +66,8 @@ from ..model.snapshot import Job, JobId, JobKind, Placement, Reservation
 from ..placement.pool import PoolNodes
 from .claim import Claim
 from .collection import Collection
-from .holds import Hold
+from .holds import Hold, since_of
+from .promised_places import PromisedPlace
 from .proposal import propose
 from .round import Round
 from .rules import RESERVATION
@@ -83,15 +85,25 @@ _Unready = tuple[Assignment, Candidate, dict[int, float], tuple[JobId, ...] | No
 # -- claims ---------------------------------------------------------------------------------------------------
 
 
-def keep(round_: Round, known: Iterable[Reservation], thorough: bool = True) -> None:
+def keep(
+    round_: Round,
+    known: Iterable[Reservation],
+    thorough: bool = True,
+    promised: Container[JobId] = frozenset(),
+) -> None:
     """Hold the room of the reservations of the plan before. Where it is there the job starts, before another
     reservation changes over to it.
 
     Args:
         thorough: also look for nodes that are ready sooner; else only where a node is lost.
+        promised: jobs whose reservation is a place that the plan gave them, and that they keep.
     """
     unready: list[_Unready] = []
     for reservation in known:
+        carried = round_.state.carried.get(reservation.job)
+        if carried is not None:
+            round_.holds[reservation.job], round_.promised_places[reservation.job] = carried.hold, carried
+            continue
         assignment = round_.assignments.get(reservation.job)
         place = reservation.placement
         nodes = round_.cluster.pools.get(place.pool)
@@ -102,12 +114,7 @@ def keep(round_: Round, known: Iterable[Reservation], thorough: bool = True) -> 
         candidate = assignment.option.listed(place)
         if candidate is None or not round_.allows(assignment.job, candidate):
             continue
-        since_s = {
-            nodes.index[name]: since
-            for name, since in zip(place.nodes, reservation.since_s, strict=True)
-            if name in nodes.index
-        }
-        hold = None
+        since_s, hold = since_of(nodes, reservation), None
         if _is_there(nodes, assignment.job, candidate.placed(place.nodes)):  # a node of it may be gone
             hold = Hold(assignment, candidate, nodes, since_s, [nodes.index[name] for name in place.nodes])
         if (
@@ -116,6 +123,10 @@ def keep(round_: Round, known: Iterable[Reservation], thorough: bool = True) -> 
             and round_.shares.are_due(hold)
         ):
             _give(round_, hold)
+            if reservation.job in promised and assignment.placement is not None:
+                round_.promised_places[reservation.job] = PromisedPlace(
+                    reservation, hold, assignment.placement
+                )
         else:
             unready.append((assignment, candidate, since_s, reservation.backfilled))
     for assignment, candidate, since_s, backfilled in unready:
@@ -233,13 +244,7 @@ def _add(round_: Round, hold: Hold, taken: set[int]) -> None:
 def _is_there(nodes: PoolNodes, job: Job, place: Placement) -> bool:
     """Whether the room of a reservation is free, or will be when stopping jobs have left, beside what is kept for
     earlier ones."""
-    allowed = nodes.selected_nodes(job)
-    indices = [nodes.index.get(name) for name in place.nodes]
-    return (
-        all(i is not None and nodes.usable[i] and (allowed is None or i in allowed) for i in indices)
-        and nodes.limits(place)
-        and nodes.fits(place, later=True)
-    )
+    return nodes.may_hold(job, place) and nodes.fits(place, later=True)
 
 
 def _too_early(round_: Round, hold: Hold, earlier: Iterable[_Unready], known: Reservation) -> bool:
@@ -381,6 +386,9 @@ def reservations(round_: Round, made: Iterable[Action]) -> tuple[Reservation, ..
     for job, hold in round_.holds.items():
         assignment = hold.holder
         place = assignment.placement
+        if round_.keeps_promised_place(assignment):
+            found.append(round_.promised_places[job].reservation)
+            continue
         if place is None:
             place = hold.placement
         elif not (assignment.waits_for_release or job in delayed) or place.pool != hold.candidate.pool:
@@ -406,11 +414,7 @@ def _promised(round_: Round, delayed: set[JobId]) -> list[Reservation]:
     """Places that jobs have in this plan and cannot use before other jobs have left: the next plan must not give
     them to somebody else, although this plan's starts change who is entitled to what."""
     found = sorted(
-        (
-            a
-            for a in round_.changed
-            if a.waits_for_release and a.job.run is None and a.job.id not in round_.holds
-        ),
+        (a for a in round_.waiting_for_release() if a.job.run is None and a.job.id not in round_.holds),
         key=lambda a: (-round_.priority(a.job), a.job.submitted_at_s, a.job.id),
     )
     return [

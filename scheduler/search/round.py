@@ -20,6 +20,7 @@ from ..placement.feeds import LATER, NOW
 from ..placement.pool import request
 from ..placement.sharing import staying
 from .holds import Hold, lifted
+from .promised_places import PromisedPlace, drop, held_without
 from .shares import Shares
 from .state import Assignment, PlanningState
 from .stoppable import Stoppable
@@ -102,11 +103,13 @@ class Round:
         self._cached: dict[tuple[object, ...], tuple[int, object]] = {}
         self.holds: dict[JobId, Hold] = {}
         """Room kept for reservations (`reservations.py`), by holder, in order of precedence."""
+        self.promised_places: dict[JobId, PromisedPlace] = {}
+        """Places that the last plan gave and that an answer to an event leaves to their jobs."""
         self.leavers: set[JobId] = set()
         """Jobs that leave, or once did in this round, for some reservation: only their places change what holds withhold."""
         self._typical_run_s: float | None = None
         self._stays: dict[JobId, tuple[Placement, float, tuple[float, dict[int, tuple[int, ...]]]]] = {}
-        self.held_before = {tenant: state.holdings.units(tenant) for tenant in state.holdings.tenants}
+        self.held_before = held_without(state)
         """Units that each tenant held when the round began."""
         self._disruption_budget = self._budget(state.snapshot)
         self.shares = Shares(state)
@@ -156,8 +159,18 @@ class Round:
     def end(self) -> None:
         """Restore the state to what it was when the round began; the round is not used any more. It then frees itself and
         what it has made, without the collector of cycles."""
+        moved = [job for job in self._first if job in self.state.carried and not self._is_as_before(job)]
         self.rewind()
+        self.promised_places.clear()
+        for job in moved:
+            drop(self.state, job)
         self.stoppable.end()
+
+    def _is_as_before(self, job: JobId) -> bool:
+        """Whether a job has the promised place that is carried, and nothing is withheld for it."""
+        known = self.state.carried[job]
+        has_it = known.hold.holder.placement is known.placement
+        return has_it and not known.hold.applied and not known.hold.leaving
 
     def rewind(self) -> None:
         """Restore the state to what it was when the round began."""
@@ -180,22 +193,10 @@ class Round:
 
     def _count(self, assignment: Assignment, sign: int = 1) -> None:
         """Add a job's place to all counts but those of the nodes (sign=-1: subtract it)."""
-        placement, job = assignment.placement, assignment.job
+        self.state.count_place(assignment, sign)
+        placement = assignment.placement
         assert placement is not None
-        key = (placement.pool, job.tenant)
-        self.state.follow_place(assignment, placement, sign)
-        if sign > 0:
-            self.held.setdefault(key, {})[job.id] = assignment
-            self.state.waiting.pop(job.id, None)
-            if assignment.candidate is not None:
-                self.state.values[job.id] = assignment.candidate.value
-        else:
-            del self.held[key][job.id]
-            self.state.waiting[job.id] = assignment
-            self.state.values.pop(job.id, None)
-        self.stoppable.follow(key, assignment, sign)
-        amount_m = sign * placement.accelerators_m
-        self.holdings.add_held(job.tenant, job.user, placement.accelerator, amount_m)
+        self.stoppable.follow((placement.pool, assignment.job.tenant), assignment, sign)
 
     def _touch(self, assignment: Assignment) -> None:
         if self._trials:
@@ -319,15 +320,34 @@ class Round:
 
     def recall_delayed(self) -> list[Assignment]:
         """Take away the places that wait for a release: after more jobs were stopped there may be better
-        ones. A claim keeps its place: others would take it, and lose it to the same claim again."""
+        ones. A claim keeps its place: others would take it, and lose it to the same claim again. So does a job that the
+        last plan gave its place: those that were stopped for it leave first."""
         found = [
             assignment
             for assignment in self.changed
-            if assignment.waits_for_release and assignment.job.id not in self.claimed
+            if assignment.waits_for_release
+            and assignment.job.id not in self.claimed
+            and not self.keeps_promised_place(assignment)
         ]
         for assignment in found:
             self.clear(assignment)
         return found
+
+    def keeps_promised_place(self, assignment: Assignment) -> bool:
+        """Whether the job has the place that the last plan promised it, and others have still to leave."""
+        known = self.promised_places.get(assignment.job.id)
+        return known is not None and assignment.waits_for_release and assignment.placement is known.placement
+
+    def lost_promised_places(self) -> list[Assignment]:
+        """Jobs that have lost the place that the last plan promised them, and have no other."""
+        holders = (promise.hold.holder for promise in self.promised_places.values())
+        return [one for one in holders if one.placement is None]
+
+    def waiting_for_release(self) -> list[Assignment]:
+        """Jobs with a place that others have still to leave, in no order."""
+        found = {promise.hold.holder.job.id: promise.hold.holder for promise in self.promised_places.values()}
+        found |= {one.job.id: one for one in self.changed}
+        return [one for one in found.values() if one.waits_for_release]
 
     def allows(self, job: Job, candidate: Candidate) -> bool:
         """Whether quota allows the job this candidate beside all that its tenant holds."""

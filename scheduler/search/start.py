@@ -30,7 +30,8 @@ from typing import cast
 
 from ..candidates.candidates import Candidate
 from ..fairness.quota import Right
-from ..model.snapshot import Job, JobId, JobKind
+from ..model.snapshot import Job, JobId, JobKind, Resources
+from ..placement.pool import request
 from .holds import Hold, lifted
 from .queues import Order, request_of
 from .round import Round
@@ -289,9 +290,12 @@ def _ended(round_: Round, assignment: Assignment) -> bool:
 
 def _use_freed_room(round_: Round) -> None:
     """Jobs whose place waits for a release start in room that has become free since."""
-    for assignment in sorted(
-        (s for s in round_.changed if s.waits_for_release), key=lambda s: order(round_, s)
-    ):
+    waiting, free = round_.waiting_for_release(), _Free(round_)
+    if not any(map(free.could_hold, waiting)):
+        return
+    for assignment in sorted(waiting, key=lambda one: order(round_, one)):
+        if not free.could_hold(assignment):
+            continue
         placement, candidate, started = assignment.placement, assignment.candidate, assignment.started_at_s
         assert placement is not None
         assert candidate is not None
@@ -301,6 +305,32 @@ def _use_freed_room(round_: Round) -> None:
             round_.restore(assignment, placement, candidate, started, release=True)
         else:
             round_.put(assignment, candidate, *found)
+            free = _Free(round_)
+
+
+class _Free:
+    """How many pods fit now, at most, as long as nobody moves: where others would have to leave for a job, no search is
+    needed to know that it cannot start."""
+
+    def __init__(self, round_: Round) -> None:
+        self._pools = round_.cluster.pools
+        self._pods: dict[tuple[str, Resources], int] = {}
+
+    def could_hold(self, assignment: Assignment) -> bool:
+        """Whether a job could have its candidate now if it left the place that it has."""
+        place = assignment.placement
+        assert place is not None
+        nodes, key = self._pools[place.pool], (place.pool, place.per_pod)
+        ask = request(place.per_pod, nodes.pool.is_cpu)
+        pods = self._pods.get(key)
+        if pods is None:
+            pods = self._pods[key] = sum(room for _, room in nodes.rooms(ask, False, None))
+        if not pods and any(nodes.free_now[nodes.index[name]][nodes.key] < 0 for name in place.nodes):
+            return False  # nor is what it has free yet
+        for i, amounts in nodes.holds(place).items():
+            free = nodes.free_now[i]
+            pods += nodes.room_in([has + takes for has, takes in zip(free, amounts, strict=True)], ask)
+        return pods >= place.pods
 
 
 def _any_could_start(

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from ..candidates.candidates import Candidate, CandidateBuilder, Options, SharedCandidates
 from ..candidates.prices import Market, solve
@@ -32,6 +33,9 @@ from ..placement.feeds import Feeds
 from ..placement.watt_limits import most_watts, watt_limits
 from .deadlines import deadline_shares
 from .queues import Order, WaitingQueues, request_of
+
+if TYPE_CHECKING:
+    from .promised_places import PromisedPlace
 
 _PROFIT = attrgetter("profit")
 
@@ -127,6 +131,8 @@ class PlanningState:
         """Jobs that wait by the snapshot."""
         self.asking: Counter[str] = Counter()
         """How many jobs of each tenant wait by the snapshot, without those whose place any other job may take."""
+        self.carried: dict[JobId, PromisedPlace] = {}
+        """Promised places of waiting jobs that are counted as taken (`promised_places.py`)."""
         self.releasing: dict[JobId, Assignment] = {}
         """Jobs whose running attempt is being stopped."""
         self.yielding: dict[JobId, Assignment] = {}
@@ -323,6 +329,24 @@ class PlanningState:
             for node in place.nodes:
                 on_nodes[node].pop(job, None)
 
+    def count_place(self, assignment: Assignment, sign: int = 1) -> None:
+        """Add the place of an assignment to all counts but those of the nodes (sign=-1: subtract it)."""
+        placement, job = assignment.placement, assignment.job
+        assert placement is not None
+        key = (placement.pool, job.tenant)
+        self.follow_place(assignment, placement, sign)
+        if sign > 0:
+            self.held.setdefault(key, {})[job.id] = assignment
+            self.waiting.pop(job.id, None)
+            if assignment.candidate is not None:
+                self.values[job.id] = assignment.candidate.value
+        else:
+            del self.held[key][job.id]
+            self.waiting[job.id] = assignment
+            self.values.pop(job.id, None)
+        amount_m = sign * placement.accelerators_m
+        self.holdings.add_held(job.tenant, job.user, placement.accelerator, amount_m)
+
     def mean_run_s(self, now: float) -> float:
         """How long the training jobs that run now have run on average; 0 if there are none."""
         ran = [
@@ -428,15 +452,10 @@ class PlanningState:
             self.holdings.add_releasing(job.tenant, kind, amount_m)
             return
         self.cluster.take(counted)
-        self.holdings.add_held(job.tenant, job.user, kind, amount_m)
-        assignment.placement = counted
+        assignment.placement, assignment.candidate = counted, self.candidates.instance(option, place)
+        self.count_place(assignment)
         if job.yields:
             self.yielding[job.id] = assignment
-        assignment.candidate = self.candidates.instance(option, place)
-        if assignment.candidate is not None:
-            self.values[job.id] = assignment.candidate.value
-        self.held.setdefault((place.pool, job.tenant), {})[job.id] = assignment
-        self.follow_place(assignment, place)
 
     def _count_run(self, assignment: Assignment) -> None:
         """Count since when a job that runs has run and when it was moved."""
@@ -473,12 +492,10 @@ class PlanningState:
             self.holdings.add_releasing(job.tenant, kind, -amount_m)
             return
         self.cluster.take(counted, sign=1)
-        self.holdings.add_held(job.tenant, job.user, kind, -amount_m)
+        self.count_place(assignment, sign=-1)
+        del self.waiting[job.id]
         assignment.placement, assignment.candidate, assignment.started_at_s = None, None, 0.0
         self.yielding.pop(job.id, None)
-        self.values.pop(job.id, None)
-        del self.held[place.pool, job.tenant][job.id]
-        self.follow_place(assignment, place, sign=-1)
 
 
 def least_m(job: Job) -> int:

@@ -157,10 +157,9 @@ class Stoppable:
         """The job has been given a place there (sign=-1: is losing it)."""
         job = assignment.job
         known = self._planned.get(where)
-        if sign < 0 and known is not None:
+        if known is not None and sign < 0:
             known.remove((0.0, job.id))
-        elif sign > 0 and (job.run is None or self._shrunk(assignment)):
-            known = self._planned.setdefault(where, _Logged(())) if known is None else known
+        elif known is not None and self._is_planned(assignment):
             known.add((0.0, job.id), self._victim(assignment, where[0]))
         known = self._lists.get(where)
         if known is not None and self._may_stop(assignment):
@@ -172,6 +171,9 @@ class Stoppable:
 
     def _may_stop(self, assignment: Assignment) -> bool:
         return assignment.job.preemptible and self._ran_min_time(assignment)
+
+    def _is_planned(self, assignment: Assignment) -> bool:
+        return assignment.job.run is None or self._shrunk(assignment)
 
     def _order(self, assignment: Assignment) -> _Order:
         return self._lost_s(assignment), assignment.job.id
@@ -230,7 +232,7 @@ class Stoppable:
     def _that_pass(self, where: Where, key: object, tests: Sequence[_Test], planned: bool) -> _Passing:
         known = self._passing.get((where, key, planned))
         if known is None:
-            of = self._planned.setdefault(where, _Logged(())) if planned else self._list(where)
+            of = self._planned_list(where) if planned else self._list(where)
             known = self._passing[where, key, planned] = _Passing(of, tests)
         known.follow(tests)
         return known
@@ -244,8 +246,15 @@ class Stoppable:
     def planned(self, pool: str, tenant: str) -> Sequence[Victim]:
         """Jobs of the tenant that this round placed in this pool, or shrank there (`elastic.py`): taking
         their place loses no more work."""
-        known = self._planned.get((pool, tenant))
-        return () if known is None else known.victims
+        return self._planned_list((pool, tenant)).victims
+
+    def _planned_list(self, where: Where) -> _Logged:
+        known = self._planned.get(where)
+        if known is None:
+            found = [one for one in self._held.get(where, {}).values() if self._is_planned(one)]
+            entries = [((0.0, one.job.id), self._victim(one, where[0])) for one in found]
+            known = self._planned[where] = _Logged(entries)
+        return known
 
     def group(
         self, key: tuple[object, ...], pool: str, tenant: str, find: Callable[[], list[Victim]]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from busbar.scheduler import (
     Event,
     Job,
+    JobId,
     Placement,
     Policy,
     Pool,
@@ -159,3 +160,13 @@ def test_a_snapshot_without_pools_that_are_alike_stays_the_same_object() -> None
     assert standing_for(snapshot.pools) == {"old": "old", "new": "new"}
     reserved = Reservation(snapshot.jobs[0].id, placed("old", "old-0"), (NOW,), NOW, 1)
     assert together.joined(replace(made, reservations=(reserved,))).reservations == (reserved,)
+
+
+def test_the_place_of_a_start_that_waits_is_in_the_pool_that_stands_for_its_own() -> None:
+    snapshot = cluster(job("x"), old=1, new=1)
+    together = Together.of(snapshot)
+    made, _ = plan(snapshot, POLICY, NOW)
+    place = placed("old", "old-0", accelerator="H100")
+    waits = replace(made.actions[0], to=place, after=(JobId("y"),))
+    (joined,) = together.joined(replace(made, actions=(waits,))).actions
+    assert joined == replace(waits, to=replace(place, pool="new"))
