@@ -535,7 +535,7 @@ class Round:
     def was_patient(self, assignment: Assignment) -> bool:
         """Whether a running job had waited for its patience when it started, or had been stopped meanwhile: smaller
         ones of equal right do not pass it, and so do not take its place either. Otherwise gangs of the row `waiting`
-        (`benchmarks/scheduling`) are stopped up to twelve times."""
+        (`benchmarks/scheduling`) are stopped up to twelve times, and jobs of unknown length move 1.1 times as often."""
         ran_s = self.now - assignment.started_at_s
         if assignment.job.remaining_work is None and ran_s >= self.policy.expected_run_s:
             return False
