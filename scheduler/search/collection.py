@@ -57,7 +57,6 @@ class Collection:
         assignment: Assignment,
         candidate: Candidate,
         since_s: dict[int, float],
-        patient: bool,
         others: Set[int] = frozenset(),
         backfilled: Set[JobId] | None = frozenset(),
     ) -> None:
@@ -65,7 +64,6 @@ class Collection:
 
         Args:
             since_s: since when each node is collected already, by its index.
-            patient: the job has waited so long that smaller ones do not pass it any more.
             others: nodes that are collected for others.
             backfilled: jobs that were started in the room on condition that they leave it; None: not known, so whatever
                 started on these nodes since they are collected.
@@ -78,7 +76,7 @@ class Collection:
             assignment.job.tenant, candidate.accelerator, candidate.accelerators_m
         )
         self.share_run_s = share_run_s(round_, assignment.job.tenant)
-        self.patient = patient
+        self.patient = round_.is_patient(assignment)
         taken = (round_.barred(assignment, candidate.pool) | others) - since_s.keys()
         allowed = self.nodes.open_to(assignment.job, candidate)
         every = range(len(self.nodes.nodes)) if allowed is None else sorted(allowed)

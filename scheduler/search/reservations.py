@@ -142,7 +142,6 @@ def keep(
             assignment,
             candidate,
             since_s,
-            _patient(round_, assignment),
             others,
             None if backfilled is None else frozenset(backfilled),
         )
@@ -170,7 +169,7 @@ def reserve(round_: Round, blocked: Iterable[Assignment]) -> list[Assignment]:
     again: list[Assignment] = []
     smallest = min(round_.state.sizes)
     claims = [a for a in waiting if _by_right(round_, a)]
-    patient = [a for a in waiting if least_m(a.job) > smallest and _patient(round_, a)]
+    patient = [a for a in waiting if least_m(a.job) > smallest and round_.is_patient(a)]
     patient.sort(key=lambda a: (round_.holdings.held_per_weight(a.job.tenant), a.job.waits_since_s, a.job.id))
     by_patience = sum(hold.patient for hold in round_.holds.values())
     by_right = {a.job.id for a in claims}
@@ -227,11 +226,6 @@ def _below_share(round_: Round, assignment: Assignment) -> bool:
     return False
 
 
-def _patient(round_: Round, assignment: Assignment) -> bool:
-    """Whether the job has waited so long that smaller ones do not pass it any more."""
-    return round_.outlasts(round_.now - assignment.job.waits_since_s, assignment)
-
-
 def _add(round_: Round, hold: Hold, taken: set[int]) -> None:
     """Add a hold; inside a tenant higher priorities come first. Holds whose nodes it takes are given up."""
     for job, other in list(round_.holds.items()):
@@ -278,7 +272,7 @@ def _found(round_: Round, assignment: Assignment) -> tuple[Hold | None, list[Ass
                 trial.keep()
                 return hold, found
             found += cleared
-            hold = Collection(round_, assignment, hold.candidate, {}, _patient(round_, assignment)).hold()
+            hold = Collection(round_, assignment, hold.candidate, {}).hold()
     return None, []
 
 
@@ -302,7 +296,7 @@ def _best(round_: Round, assignment: Assignment) -> Hold | None:
     """The place where the job would be done first."""
     found: tuple[float, Hold] | None = None
     for candidate in _options(round_, assignment):
-        hold = Collection(round_, assignment, candidate, {}, _patient(round_, assignment)).hold()
+        hold = Collection(round_, assignment, candidate, {}).hold()
         if hold is not None:
             duration_s = (
                 round_.expected_s(assignment) * assignment.option.best_speed / max(candidate.speed, 1e-12)

@@ -532,6 +532,10 @@ class Round:
             least_s = max(least_s, listed.ends_s)
         return waited_s >= policy.patience * max(self.expected_s(assignment), least_s)
 
+    def is_patient(self, assignment: Assignment) -> bool:
+        """Whether a waiting job has waited so long that smaller ones do not pass it any more."""
+        return self.outlasts(self.now - assignment.job.waits_since_s, assignment)
+
     def was_patient(self, assignment: Assignment) -> bool:
         """Whether a running job had waited for its patience when it started, or had been stopped meanwhile: smaller
         ones of equal right do not pass it, and so do not take its place either. Otherwise gangs of the row `waiting`

@@ -319,31 +319,24 @@ class PlanningState:
         """The jobs that have a place on a node."""
         return self._on_nodes[pool][node].values()
 
-    def follow_place(self, assignment: Assignment, place: Placement, sign: int = 1) -> None:
-        """Keep `on_node`: the job has been given this place (sign=-1: is losing it)."""
-        on_nodes, job = self._on_nodes[place.pool], assignment.job.id
-        if sign > 0:
-            for node in place.nodes:
-                on_nodes[node][job] = assignment
-        else:
-            for node in place.nodes:
-                on_nodes[node].pop(job, None)
-
     def count_place(self, assignment: Assignment, sign: int = 1) -> None:
         """Add the place of an assignment to all counts but those of the nodes (sign=-1: subtract it)."""
         placement, job = assignment.placement, assignment.job
         assert placement is not None
-        key = (placement.pool, job.tenant)
-        self.follow_place(assignment, placement, sign)
+        key, on_nodes = (placement.pool, job.tenant), self._on_nodes[placement.pool]
         if sign > 0:
             self.held.setdefault(key, {})[job.id] = assignment
             self.waiting.pop(job.id, None)
             if assignment.candidate is not None:
                 self.values[job.id] = assignment.candidate.value
+            for node in placement.nodes:
+                on_nodes[node][job.id] = assignment
         else:
             del self.held[key][job.id]
             self.waiting[job.id] = assignment
             self.values.pop(job.id, None)
+            for node in placement.nodes:
+                on_nodes[node].pop(job.id, None)
         amount_m = sign * placement.accelerators_m
         self.holdings.add_held(job.tenant, job.user, placement.accelerator, amount_m)
 

@@ -115,7 +115,7 @@ def test_what_is_undone_leaves_reservations_the_room_that_they_had() -> None:
 def test_what_a_job_leaves_for_a_reservation_is_withheld_from_others() -> None:
     round_ = _round(cluster(_running("r", 8), job("w", size=8), H100=1))
     holder, running = round_.assignments[JobId("uid-w")], round_.assignments[JobId("uid-r")]
-    hold = Collection(round_, holder, holder.option.candidates[0], {}, patient=False).hold()
+    hold = Collection(round_, holder, holder.option.candidates[0], {}).hold()
     assert hold is not None
     assert hold.leaving.keys() == {"uid-r"}
     round_.holds[holder.job.id] = hold
