@@ -390,7 +390,8 @@ class Job:
     @property
     def waits_since_s(self) -> float:
         """Since when it waits if it does not run: its submission or its last stop."""
-        return max(self.submitted_at_s, self.last_move_at_s or 0.0)
+        moved_at_s = self.last_move_at_s
+        return self.submitted_at_s if moved_at_s is None else max(self.submitted_at_s, moved_at_s)
 
     def uses_all(self, pool: Pool) -> bool:
         """Whether its pods can use all the accelerators that they would get there."""

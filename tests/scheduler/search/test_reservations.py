@@ -414,3 +414,11 @@ def test_a_guarantee_of_a_quarter_of_the_cluster_is_reclaimed_beside_reservation
     lent, gang = reclaimed(generator.generate(20, 40, 40, seed=seed))
     result = made(updated(lent, Delta(jobs=(gang,))), generator.NOW)
     assert gang.id in {action.job for action in result.actions if action.to is not None}
+
+
+def test_a_job_waits_since_its_submission_also_where_times_begin_with_its_trace() -> None:
+    """A trace's clock begins with 0, and jobs may have waited before it."""
+    early = job("early", submitted=-4 * 3600.0)
+    assert early.waits_since_s == -4 * 3600.0
+    assert replace(early, last_move_at_s=-60.0).waits_since_s == -60.0
+    assert replace(early, last_move_at_s=-5 * 3600.0).waits_since_s == -4 * 3600.0
