@@ -287,7 +287,8 @@ class Policy:
     """A running job moves only if the forecast gain is at least this many times the cost."""
     hysteresis: float = 1.1
     """Where no right decides, what is gained must exceed what is lost by this factor, so that noise in the speeds moves
-    nothing."""
+    nothing. At 1 jobs of five tenants with a backlog move 1.6 times as often, and T1's 99th percentile is 6 % longer where
+    lengths are unknown."""
     least_rise: float = 0.25
     """An exchange for a share of the work must raise the lowest level of the tenants concerned by this part of what it
     brings the one that asks, so that the last exchange does not turn the inequality round. At 0 two jobs of which one wins
