@@ -3,7 +3,7 @@
 - `Ours`: `autoscale.fleet`, the code that decides.
 - `Hpa`: requests in flight per replica at what a replica has in flight at 70 % of its rated load; every 15 s over the
   mean of 60 s, 10 % tolerance, 300 s before it goes down, the best single type, at most 1.5 times the static fleet.
-- `Static`: the best single type for the 99.9 % minute and 8 % more.
+- `Static`: the best single type for the 99.9 % minute and 8 % more, always; what failed is asked for anew.
 - `bounds`: for each minute, clairvoyant and without delay, start or margin, the cheapest mix and the cheapest number of
   the best single type.
 
@@ -17,6 +17,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from ..autoscale.day_profile import BIN_S
 from ..autoscale.fleet import Cause, Decision, Fleet, FleetSettings, Observation
@@ -52,7 +53,7 @@ class Ours:
         settings: FleetSettings,
         earlier: Sequence[tuple[float, float]] = (),
         wake_s: float = 0.0,
-    ) -> Ours:
+    ) -> Self:
         fleet = Fleet(columns, limits, slo, settings)
         for at_s, rate in earlier:
             # A window of ServeGen is ten minutes: both of the profile's bins in it.
@@ -89,20 +90,27 @@ class Ours:
 
 @dataclass(slots=True)
 class Static:
-    """A fixed number of one type."""
+    """A fixed number of one type, asked for anew where failures took some of it and there is room."""
 
     column: Column
     replicas: int
     name: str = "static"
+    stock: Mapping[str, int] = field(default_factory=dict)
+    """Accelerators by pool that are there; a pool that is missing is not limited."""
 
     def begin(self, rates: Sequence[float], now_s: float = 0.0) -> Mapping[str, int]:
         return {self.column.key: self.replicas}
 
     def decide(self, seen: Observation) -> Decision | None:
-        return None
+        there = self.stock.get(self.column.pool)
+        room = self.replicas if there is None else there // self.column.accelerators
+        wanted = min(self.replicas, room)
+        if seen.live.get(self.column.key, 0) >= wanted:
+            return None
+        return Decision({self.column.key: wanted}, Cause.FORECAST, sum(seen.rates))
 
     def hold(self, stock: Mapping[str, int]) -> None:
-        """It ignores the stock."""
+        self.stock = stock
 
     def sleepers(self, now_s: float, wanted: int, most: int) -> int:
         return 0

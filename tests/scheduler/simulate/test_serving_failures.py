@@ -171,7 +171,7 @@ class Watched(Static):
 
     def decide(self, seen: Observation) -> Decision | None:
         self.seen[seen.now_s] = seen.ready[self.column.key], seen.starting[self.column.key]
-        return None
+        return Static.decide(self, seen)
 
 
 def static(
@@ -209,6 +209,15 @@ def test_of_a_replica_whose_node_comes_back_and_the_one_beside_it_one_stays() ->
     ], "those that started beside them are there first"  # fmt: skip
     assert result.peak["A100"] == 8
     assert seen[LOAD.duration_s] == (4, 0)
+
+
+def test_a_fixed_fleet_asks_anew_for_what_had_no_room_while_a_second_node_was_away() -> None:
+    seen: dict[float, tuple[int, int]] = {}
+    outages = (Outage(150, "A100", 2, 400), Outage(200, "A100", 0, 400))
+    static("A100", 7, Failures(listed=outages), seen)
+    assert [seen[at] for at in (199, 301, 399, 401, 459, 461)] == [
+        (7, 0), (4, 0), (4, 0), (4, 3), (4, 3), (7, 0)
+    ], "four of the third node's places are all that is left; the others are asked for when nodes are back"  # fmt: skip
 
 
 def test_a_process_that_fails_starts_again_where_it_is() -> None:
