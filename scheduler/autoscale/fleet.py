@@ -5,7 +5,9 @@
 In this order:
 
 - panic: the last ten seconds exceed what is live (starting replicas included), or more requests than the SLO lets be
-  late have waited half the TTFT target while nothing starts. Acts at once, on those seconds, without averages.
+  late have waited half the TTFT target while nothing starts. Acts at once, on those seconds, without averages. Where they
+  exceed what is ready, the queue that grows until another replica is ready counts as load, too, and is not added for again
+  until it should be worked off.
 - forecast: every `period_s`, the quantile of the load when a replica asked for now would be ready. What is missing is
   added cheapest first; where the whole mix chosen anew is cheaper by more than `resolve_gain`, the new types start and
   the old ones leave when those are ready.
@@ -77,7 +79,7 @@ class FleetSettings:
     panic_step: float = 1.05
     """A queue without overload asks for this much more than what is live."""
     backlog_s: float = 60.0
-    """Time in which requests that wait too long shall be worked off."""
+    """Time in which requests that wait too long shall be worked off; a start where that takes longer."""
     panic_most: float = 2.0
     """No replica is added for a queue where what is live but for one carries this many times the load and the rate that works it
     off: computed rates may be wrong by as much, and beyond that another replica does not shorten it."""
@@ -91,6 +93,11 @@ class FleetSettings:
                 f"the window before replicas leave ({self.down_after_s:g} s) is shorter than a start"
                 f" ({self.start_s:g} s): they would leave and be missed before they are back; make it longer"
             )
+
+    @property
+    def work_off_s(self) -> float:
+        """Time in which the queue of an overload is worked off, from when what was asked for is ready."""
+        return max(self.backlog_s, self.start_s)
 
     @property
     def forecast(self) -> ForecastSettings:
@@ -154,9 +161,16 @@ class Fleet:
     _added_s: dict[str, float] = field(default_factory=dict)
     """When a replica was added last, by column."""
     _overdue_s: int = 0
+    _bought_until_s: float = -math.inf
+    """Until then a queue is one that replicas were added for already, and these stay."""
 
     def __post_init__(self) -> None:
         self.forecast = DemandForecast(self.settings.forecast, self.days)
+
+    @property
+    def needed_rps(self) -> float:
+        """The most that replicas were wanted for in the last `down_after_s`."""
+        return max((total for _, total in self._needed), default=0.0)
 
     def begin(self, rates: Sequence[float], now_s: float = 0.0) -> dict[str, int]:
         """Replicas for a known first load."""
@@ -189,7 +203,7 @@ class Fleet:
         if not self._shares:
             self._shares = _normalised(seen.rates)
         if self._shares and self._costs_too_much(seen.live):
-            load = self._load(sum(seen.rates))
+            load = self.load(sum(seen.rates))
             return Decision(dict(self._cheapest(load, live=seen.live).replicas), Cause.BUDGET, sum(load))
         decision = self._panic(seen) if seen.now_s >= self._futile_until_s else None
         if decision is not None and not _changes(decision.target, seen.live):
@@ -225,13 +239,20 @@ class Fleet:
             ]
 
     def _panic(self, seen: Observation) -> Decision | None:
-        live, load = seen.live, self._load(sum(seen.rates))
+        live, load = seen.live, self.load(sum(seen.rates))
         tolerated = (1 - self.slo.percentile / 100) * RATE_S * sum(seen.rates)
         self._overdue_s = self._overdue_s + 1 if seen.overdue > tolerated else 0
-        waits = self._overdue_s >= self.settings.overdue_s and not any(seen.starting.values())
-        if not any(load) or not (waits or self._may_exceed(load, live)):
+        waits = (
+            self._overdue_s >= self.settings.overdue_s
+            and not any(seen.starting.values())
+            and seen.now_s >= self._bought_until_s
+        )
+        if not any(load):
             return None
-        now = spread(self.columns, load, live)
+        asked = self._with_queue(load, seen.ready)
+        if not (waits or self._may_exceed(asked, live)):
+            return None
+        now = spread(self.columns, asked, live)
         if now.fullest <= self.settings.panic_tolerance and not waits and not self._misses(load, live):
             return None
         self._note(seen.now_s, sum(seen.rates))
@@ -241,7 +262,21 @@ class Fleet:
             if not self._shortens(seen, now.fullest) and not self._misses(load, live):
                 return None
             factor = max(1.0, self.settings.panic_step / now.fullest) if now.fullest > 0 else 1.0
-        return self._add([rate * factor for rate in load], live, seen.now_s, Cause.PANIC)
+        elif asked is not load:
+            self._bought_until_s = seen.now_s + self.settings.start_s + self.settings.work_off_s
+        return self._add([rate * factor for rate in asked], live, seen.now_s, Cause.PANIC)
+
+    def _with_queue(self, load: list[float], ready: Mapping[str, int]) -> list[float]:
+        """The load, and where it overloads what is ready, what works off the queue that grows until a replica asked for now is
+        ready."""
+        settings = self.settings
+        if not self._may_exceed(load, ready):
+            return load
+        fullest = spread(self.columns, load, ready).fullest
+        if fullest <= settings.panic_tolerance:
+            return load
+        excess = sum(load) * (1 - 1 / fullest)
+        return self.load(sum(load) + excess * settings.start_s / settings.work_off_s)
 
     def _shortens(self, seen: Observation, fullest: float) -> bool:
         """Whether one more replica may shorten the queue of requests that wait too long."""
@@ -272,7 +307,7 @@ class Fleet:
         if not self._shares:
             return None
         ahead = self.forecast.forecast(seen.now_s)
-        load = self._load(ahead.upper)
+        load = self.load(ahead.upper)
         self._note(seen.now_s, ahead.upper)
         live = seen.live
         level = spread(self.columns, load, live)
@@ -320,11 +355,13 @@ class Fleet:
         return binding(self.columns, load, self.limits, carried, self.settings.effort)
 
     def _remove(self, load: Sequence[float], seen: Observation) -> Decision | None:
-        if seen.now_s < self.rest_until_s or seen.now_s - self._last_wait_s < self.settings.down_after_s:
+        if seen.now_s < max(self.rest_until_s, self._bought_until_s):
+            return None
+        if seen.now_s - self._last_wait_s < self.settings.down_after_s:
             return None
         if seen.now_s - self._last_removal_s < self.settings.removal_s:
             return None
-        peak = self._load(max(total for _, total in self._needed))
+        peak = self.load(self.needed_rps)
         kept = self._cheapest(peak, most=self._all(seen.live))
         if kept.carried < 1:
             return None
@@ -414,7 +451,8 @@ class Fleet:
             self.columns, load, self.limits, switching, self.settings.effort, live, least=least, most=most
         )
 
-    def _load(self, total: float) -> list[float]:
+    def load(self, total: float) -> list[float]:
+        """So many requests per second, by bucket."""
         return [total * share for share in self._shares]
 
     def _note(self, now_s: float, total: float) -> None:

@@ -54,7 +54,7 @@ def test_panic_acts_within_a_second_on_ten_seconds_of_load() -> None:
 
 
 def test_starting_replicas_count_against_panic() -> None:
-    assert fleet().decide(seen(1.0, 8.0, {"small": 2}, {"big": 1})) is None
+    assert fleet().decide(seen(1.0, 7.0, {"small": 2}, {"big": 1})) is None
 
 
 def test_a_queue_without_overload_adds_once_it_lasts_and_nothing_starts() -> None:
@@ -68,6 +68,32 @@ def test_a_queue_without_overload_adds_once_it_lasts_and_nothing_starts() -> Non
     waiting = fleet()
     waiting.begin((3.0,))
     assert all(waiting.decide(seen(float(t), 3.0, live, {"big": 1}, 5)) is None for t in range(1, 5))
+
+
+def panics(item: Fleet, now_s: float, rate: float, live: dict[str, int], starting: int = 0) -> int:
+    """Small replicas wanted at that second, 5 requests being overdue; 0: nothing changes."""
+    decision = item.decide(seen(now_s, rate, dict(live), {"small": starting}, overdue=5))
+    assert decision is None or decision.cause is Cause.PANIC
+    return 0 if decision is None else decision.target["small"]
+
+
+@pytest.mark.parametrize(("start_s", "wanted"), [(0.0, 8), (30.0, 10), (60.0, 12), (600.0, 12)])
+def test_an_overload_counts_the_queue_that_grows_until_more_is_ready(start_s: float, wanted: int) -> None:
+    """8 requests/s on what carries 4: a start leaves 4 for each of its seconds, worked off in a minute or another start."""
+    settings = FleetSettings(start_s=start_s, down_after_s=600.0)
+    item = Fleet((SMALL,), Limits(), Slo(), settings)
+    item.begin((4.0,))
+    assert panics(item, 1.0, 8.0, {"small": 4}) == wanted
+    assert panics(item, 2.0, 8.0, {"small": 4}, starting=wanted - 4) == 0, "what starts counts"
+
+
+def test_the_queue_of_an_overload_is_not_added_for_twice() -> None:
+    item = fleet(SMALL)
+    item.begin((4.0,))
+    assert panics(item, 1.0, 8.0, {"small": 4}) == 12
+    until = range(61, 121)
+    assert not any(panics(item, float(t), 8.0, {"small": 12}) for t in until), "nor does any leave"
+    assert panics(item, 121.0, 8.0, {"small": 12}) == 13, "it should have been worked off"
 
 
 @pytest.mark.parametrize(("overdue", "most"), [(5, 8), (120, 11)])
