@@ -559,7 +559,7 @@ def main() -> None:
             "case": case,
             "command": f"python -m benchmarks.serving_scale.kit {case} --data DIR",
             "pools": shared.POOL if case.startswith("shared") else POOLS,
-            "commit": _commit(),
+            "commit": commit(),
             "versions": {name: version(name) for name in ("numpy", "highspy")}
             | {"python": platform.python_version()},
             "machine": f"{platform.machine()}, shared two-core machine",
@@ -573,7 +573,7 @@ def main() -> None:
             print(json.dumps({k: row[k] for k in ("row", "measured", "bars", "missed")}))
 
 
-def _commit() -> str:
+def commit() -> str:
     done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     )
