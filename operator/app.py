@@ -37,6 +37,7 @@ from busbar.operator.forecasts.forecaster import Forecaster
 from busbar.operator.forecasts.job_history import JobHistory
 from busbar.operator.handlers import Handlers
 from busbar.operator.handlers.changes import OWNER_KIND, Changes
+from busbar.operator.handlers.shared import Shared
 from busbar.operator.metrics import Metrics
 from busbar.operator.pods.manifests import KIND_SERVICE
 from busbar.operator.pods.orphans import Reaper
@@ -125,7 +126,7 @@ class Operator:
             self.client, self.metrics, self.events, self.caches.by_kind(), self._post_to_pod, self.lanes
         )
         self.reaper = Reaper(self.caches, self.writer, self._plain.get, settings)
-        self.handlers = Handlers(
+        shared = Shared(
             self.caches,
             self.writer,
             self.controller,
@@ -133,9 +134,9 @@ class Operator:
             self.prober,
             self.demand,
             settings,
-            self.reaper,
             self.metrics,
         )
+        self.handlers = Handlers(shared, self.reaper, self.metrics)
         self.handlers.power.lessor.left_s = self.fence.left_s
         self.checkpoints = CheckpointKeeper(self._plain, self.client, self.handlers.energy, settings)
         self.days = HistoryKeeper(self._plain, self.client, self.handlers.targets.histories, settings)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from busbar.kube.informer import Key
-from busbar.operator.accounting.allocations import (
-    AllocationCounts,
-    PoolRemarks,
-)
+from busbar.operator.accounting.allocations import AllocationCounts, PoolRemarks
 from busbar.operator.handlers.foreign_pods import ForeignPods
 from busbar.operator.handlers.model_services import ModelServices
 from busbar.operator.handlers.pools import Pools
@@ -17,40 +14,22 @@ from busbar.operator.handlers.tenants import Tenants
 from busbar.operator.handlers.training_jobs import TrainingJobs
 from busbar.operator.metrics import Metrics
 from busbar.operator.pods.orphans import Reaper
-from busbar.operator.pods.prober import Prober
-from busbar.operator.queue.controller import Controller
-from busbar.operator.scheduling.rounds import Rounds
-from busbar.operator.serving.demand import DemandReader
-from busbar.operator.settings import Settings
-from busbar.operator.watch.caches import Caches
-from busbar.operator.write.writer import Writer
 from busbar.scheduler import Snapshot
 
 
 class Handlers:
-    """Registers one handler per kind with the controller."""
+    """Registers one handler per kind with the controller of ``shared``."""
 
-    def __init__(
-        self,
-        caches: Caches,
-        writer: Writer,
-        controller: Controller,
-        rounds: Rounds,
-        prober: Prober,
-        demand: DemandReader,
-        settings: Settings,
-        reaper: Reaper,
-        metrics: Metrics,
-    ) -> None:
-        self._shared = Shared(caches, writer, controller, rounds, prober, demand, settings, metrics)
-        self.holds, self.profiles = self._shared.holds, self._shared.profiles
-        self.energy, self.power = self._shared.energy, self._shared.power
+    def __init__(self, shared: Shared, reaper: Reaper, metrics: Metrics) -> None:
+        self._shared, controller = shared, shared.controller
+        self.holds, self.profiles = shared.holds, shared.profiles
+        self.energy, self.power = shared.energy, shared.power
         self._counts = AllocationCounts()
-        services = ModelServices(self._shared, metrics)
+        services = ModelServices(shared, metrics)
         self.targets = services.targets
-        self.tenants, self.pools = Tenants(self._shared), Pools(self._shared)
-        pods = ForeignPods(self._shared, reaper)
-        controller.handles("TrainingJob", TrainingJobs(self._shared).reconcile)
+        self.tenants, self.pools = Tenants(shared), Pools(shared)
+        pods = ForeignPods(shared, reaper)
+        controller.handles("TrainingJob", TrainingJobs(shared).reconcile)
         controller.handles("ModelService", services.reconcile)
         controller.handles("Tenant", self.tenants.reconcile)
         controller.handles("AcceleratorPool", self.pools.reconcile)
