@@ -154,14 +154,7 @@ class PlanningState:
         self._shapes: dict[Shape, int] = {}
         self._terms: dict[tuple[object, ...], tuple[SharedCandidates, list[tuple[float, int, int]]]] = {}
         self._demand = DemandMix(snapshot.pools)
-        self.hang_on_feeds(snapshot)
-        for job in sorted(snapshot.jobs, key=lambda job: job.id):
-            option = self.candidates.of(job)
-            self.add(job, option)
-            self.holdings.count_demand(option)
-        self.holdings.update_entitlements()
-        self.deadlines = deadline_shares(self) if deadlines is None else deadlines
-        self._value_urgent()
+        self._fill(deadlines)
         if prices is None:
             self.market = self._market()
         else:
@@ -170,6 +163,18 @@ class PlanningState:
         self.share_prices = self.cluster.update_demand(self._demand, share_prices)
         self._known_demand = dict(self._demand.counts)
         self.consistent = True
+
+    def _fill(self, deadlines: tuple[DeadlineShare, ...] | None) -> None:
+        """Take in all jobs of the snapshot, and what tenants are entitled to and deadlines need (None: compute that)."""
+        snapshot = self.snapshot
+        self.hang_on_feeds(snapshot)
+        for job in sorted(snapshot.jobs, key=lambda job: job.id):
+            option = self.candidates.of(job)
+            self.add(job, option)
+            self.holdings.count_demand(option)
+        self.holdings.update_entitlements()
+        self.deadlines = deadline_shares(self) if deadlines is None else deadlines
+        self._value_urgent()
 
     @property
     def basis(self) -> Basis:
