@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from ..model.plans import Policy
 from ..model.snapshot import Job, JobId, JobKind, Pool, Resources, Snapshot, Tenant
 from ..model.table import TableView
-from ..placement.pool import request, tolerated
+from ..placement.open_nodes import why_closed
+from ..placement.pool import request
 from .history import History, Lengths
 from .queue_model import QueueModel
 from .queue_types import Arrival, QueuedJob, QueueRequest, QueueStart, Rules, RunOption, Share
@@ -89,7 +90,7 @@ class Queue:
         for node in sorted(snapshot.nodes, key=lambda node: node.name):
             p = self._pool[node.pool]
             pool = self.pools[p]
-            able = node.ready and tolerated(node, pool.tolerations)
+            able = not why_closed(node, pool.tolerations)
             free = node.capacity - pool.reserved
             amount = free.cpu_m if pool.is_cpu else free.accelerators_m
             index[node.name] = (p, len(self._rows[p]))

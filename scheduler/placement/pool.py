@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..candidates.candidates import Candidate
-from ..model.snapshot import Job, Node, Placement, Pool, Resources, Toleration
+from ..model.snapshot import Job, Node, Placement, Pool, Resources
 from . import sharing
 from .demand_mix import request_of
 from .feeds import EMPTY, LATER, NOW, Chain, Feeds
 from .node_index import NodeIndex
+from .open_nodes import why_closed
 from .packing import Loss, NodeState, PodRequest, Scorer
 from .topology import Rooms, domains_of, held_by, place_gang
 
@@ -37,34 +38,6 @@ def request(per_pod: Resources, is_cpu: bool) -> tuple[int, int, int, int]:
     """What a pod takes from a node; in a CPU pool the accelerator and the CPU are the same resource."""
     accelerators_m = 0 if is_cpu else per_pod.accelerators_m
     return accelerators_m, per_pod.cpu_m, per_pod.memory_mib, per_pod.ephemeral_mib
-
-
-def tolerated(node: Node, tolerations: Iterable[Toleration]) -> bool:
-    """Whether a pod with these tolerations may run on the node, given its taints."""
-    tolerations = tuple(tolerations)
-    for taint in node.taints:
-        if taint.effect not in ("NoSchedule", "NoExecute"):
-            continue
-        if not any(_tolerates(t, taint.key, taint.value, taint.effect) for t in tolerations):
-            return False
-    return True
-
-
-def why_closed(node: Node, tolerations: Iterable[Toleration]) -> str:
-    """Why nothing new is placed on the node; "": it is open."""
-    if node.cordoned:
-        return "cordoned"
-    if not node.ready:
-        return "not ready"
-    return "" if tolerated(node, tolerations) else "tainted"
-
-
-def _tolerates(toleration: Toleration, key: str, value: str, effect: str) -> bool:
-    if toleration.effect and toleration.effect != effect:
-        return False
-    if toleration.operator == "Exists":
-        return toleration.key in ("", key)
-    return toleration.key == key and toleration.value == value
 
 
 def _left_over(states: Sequence[NodeState], kind: PodRequest) -> list[Loss | None]:
