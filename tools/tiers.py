@@ -28,6 +28,12 @@ PYTHON = str(ROOT / ".venv" / "bin" / "python")
 CORES = 2
 """Of the smallest machine that runs them."""
 SUMMARY = re.compile(r"(\d+) (passed|failed|error|errors|skipped|xfailed|xpassed)")
+HEADING = re.compile(r"_+ (?:ERROR at \w+ of )?(\S+) _+$")
+"""Of the report of one test, with its class and name."""
+PLACE = re.compile(r"\S+\.py:\d+: ")
+FAILED = re.compile(r"(?:FAILED|ERROR) (\S+)")
+"""What pytest repeats of a failed test at the end."""
+LINES_OF_A_FAILURE = 12
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,8 @@ class Outcome:
     seconds: float = 0.0
     ok: bool = True
     counts: dict[str, int] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    """Lines: each failed test with its message, and where it was raised."""
 
 
 Say = Callable[[str], None]
@@ -121,14 +129,57 @@ def say_of(tier: Tier, among: Sequence[Tier]) -> Say:
     return lambda line: print(f"{name}{line}\n", end="", flush=True)  # in one write, or lines would mix
 
 
-def run_told(command: Sequence[str], say: Say) -> tuple[int, str]:
+class Failures:
+    """Takes pytest's output line by line, and keeps what says of each failed test why and where.
+
+    The output of ten thousand tests is long, and of a run elsewhere often only its end is kept.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[str, list[str]] = {}  # by test: the frames of its traceback
+        self._reading = ""
+        self._found: list[tuple[str, list[str]]] = []
+        self._at_the_end = False
+
+    def take(self, line: str) -> None:
+        """The next line."""
+        if line.startswith("=====") or _sums_up(line):
+            self._at_the_end = "short test summary" in line
+            self._reading = ""
+        elif self._at_the_end and (name := FAILED.match(line)):
+            self._found.append((name[1], [line]))
+        elif self._at_the_end and self._found:
+            self._found[-1][1].append(line)
+        elif heading := HEADING.match(line):
+            self._reading = heading[1]
+        elif self._reading and (place := PLACE.match(line)):
+            self._places.setdefault(self._reading, []).append(place[0].strip(": "))
+
+    def lines(self) -> list[str]:
+        """All failures, each in at most `LINES_OF_A_FAILURE` lines and one with the first and last frame."""
+        said = []
+        for test, message in self._found:
+            said += message[:LINES_OF_A_FAILURE]
+            name = test.partition("::")[2].replace("::", ".")
+            if places := self._places.get(name):
+                said.append(f"  at {' ... '.join(dict.fromkeys((places[0], places[-1])))}")
+        return said
+
+
+def _sums_up(line: str) -> bool:
+    return SUMMARY.match(line.lstrip("= ")) is not None and re.search(r" in \d+\.\d+s", line) is not None
+
+
+def run_told(command: Sequence[str], say: Say, failures: Failures | None = None) -> tuple[int, str]:
     """Run a command and pass its output on, line by line; its exit code, and the last line that sums up tests."""
     last = ""
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace") as process:
         assert process.stdout is not None
         for line in process.stdout:
             say(line.rstrip("\n"))
-            if " in " in line and SUMMARY.search(line):
+            if failures:
+                failures.take(line.rstrip("\n"))
+            if _sums_up(line):
                 last = line
     return process.returncode, last
 
@@ -150,7 +201,9 @@ def run_pytest(tier: Tier, outcome: Outcome, say: Say) -> bool:
     if tier.workers > 1:
         command += ["-n", str(tier.workers), "--dist", "loadfile"]
         command += ["--no-loadscope-reorder"] if tier.listed else []
-    code, last = run_told(command, say)
+    failures = Failures()
+    code, last = run_told(command, say, failures)
+    outcome.failures = failures.lines()
     for number, word in SUMMARY.findall(last):
         outcome.counts[word.rstrip("s") if word == "errors" else word] = int(number)
     return code == 0 and outcome.counts.get("passed", 0) > 0
@@ -191,7 +244,9 @@ def run_tiers(chosen: Sequence[Tier]) -> list[Outcome]:
 
 
 def report(outcomes: list[Outcome], seconds: float) -> None:
-    """Print the table of tiers, and the totals on a line of their own: tiers that ran side by side took less in all."""
+    """Print the failures, the table of tiers, and totals, which are no sums: tiers that ran side by side took less in all."""
+    if failures := [line for outcome in outcomes for line in outcome.failures]:
+        print("\nfailed tests", *failures, sep="\n")
     print(f"\n{'tier':<10} {'result':<7} {'time':>8} {'budget':>8}  tests")
     for outcome in outcomes:
         minutes = outcome.seconds / 60

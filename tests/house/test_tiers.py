@@ -95,3 +95,40 @@ def test_nothing_runs_after_a_set_up_that_failed(run: Callable[..., int], tmp_pa
     assert [each.name for each in tmp_path.iterdir()] == ["setup"]
     assert run(tier("setup", 0), tier("fails", 1), tier("goes-on", 0)) == 1
     assert {each.name for each in tmp_path.iterdir()} == {"setup", "fails", "goes-on"}
+
+
+FAILING = """
+import pytest
+@pytest.mark.parametrize("rate", [0.5])
+def test_rates(rate):
+    assert rate == 1, "the rate"
+class TestMore:
+    @pytest.fixture
+    def broken(self):
+        raise OSError("no room")
+    def test_passes(self): pass
+    def test_setup(self, broken): pass
+"""
+
+
+def test_failed_tests_are_named_again_above_the_table(
+    run: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(tiers, "PYTHON", sys.executable)
+    monkeypatch.setattr(tiers, "ROOT", tmp_path)
+    monkeypatch.setenv("CI", "1")  # pytest gives whole messages then, of more than a terminal's width
+    (tmp_path / "test_failing.py").write_text(FAILING)
+    assert run(Tier("unit", 1, "not engine", ("test_failing.py",))) == 1
+    said = capfd.readouterr().out
+    told, _, table = said.partition("\nfailed tests\n")[2].partition("\ntier ")
+    assert [line for line in told.splitlines() if line] == [
+        "FAILED test_failing.py::test_rates[0.5] - AssertionError: the rate",
+        "assert 0.5 == 1",
+        "  at test_failing.py:5",
+        "ERROR test_failing.py::TestMore::test_setup - OSError: no room",
+        "  at test_failing.py:9",
+    ]
+    assert "1 failed, 1 passed, 1 error" in table
