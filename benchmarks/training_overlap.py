@@ -50,12 +50,13 @@ from busbar.scheduler.fit.timeline import GroupWork, Rates, step_time
 from busbar.workloads.machine.streams import CallerStream, Streams, WorkerStream
 from busbar.workloads.training import probe
 from busbar.workloads.training.choice import make_plan
+from busbar.workloads.training.demand import chunk_sizes
 from busbar.workloads.training.division import divide
 from busbar.workloads.training.groups import blocks
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.model import ModelRecipe, measure_demand, open_model
 from busbar.workloads.training.packing import Packed
-from busbar.workloads.training.plan import MemoryLimits, chunk_sizes, lay_out
+from busbar.workloads.training.plan import MemoryLimits, lay_out
 from busbar.workloads.training.prediction import predict
 from busbar.workloads.training.trainer import Trainer
 

@@ -30,11 +30,11 @@ from benchmarks.gang_here import run_gang
 from benchmarks.result import circumstances, publish
 
 from busbar.workloads.machine.streams import Event
+from busbar.workloads.training.demand import PARITY_PIECE_BYTES
 from busbar.workloads.training.gang_copies import GangCopies
 from busbar.workloads.training.layout import Extent, Layout
 from busbar.workloads.training.memory_copy import MemoryCopies
 from busbar.workloads.training.parity import Stripes
-from busbar.workloads.training.plan import PARITY_PIECE_BYTES
 from busbar.workloads.training.ranks import Beside, Gang
 from busbar.workloads.training.state_file import Block
 

@@ -39,11 +39,12 @@ import torch
 
 from busbar.workloads.training.activations import LiveBytes, known_tensors
 from busbar.workloads.training.choice import make_plan
+from busbar.workloads.training.demand import KEEP, RECOMPUTE, SWAP, Demand
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.layouts import first_that_fits
 from busbar.workloads.training.model import measure_demand, open_model
 from busbar.workloads.training.packing import Packed
-from busbar.workloads.training.plan import KEEP, RECOMPUTE, SWAP, Demand, MemoryLimits
+from busbar.workloads.training.plan import MemoryLimits
 from busbar.workloads.training.settings import TILED, WHOLE
 from busbar.workloads.training.trainer import Trainer
 

@@ -45,10 +45,11 @@ from benchmarks.training_streaming import ReadyPace, progress
 
 from busbar.workloads.machine.direct_file import ScratchFile, page_memory
 from busbar.workloads.machine.streams import CallerStream
+from busbar.workloads.training.demand import Demand
 from busbar.workloads.training.disk_tensor import DiskTensor, measure_disk
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.model import measure_demand, open_model
-from busbar.workloads.training.plan import Demand, MemoryLimits, MemoryPlan
+from busbar.workloads.training.plan import MemoryLimits, MemoryPlan
 from busbar.workloads.training.settings import EngineSpec
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, lay_out_streamed
 from busbar.workloads.training.trainer import Trainer

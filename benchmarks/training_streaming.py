@@ -46,10 +46,11 @@ from benchmarks.training_overlap import CPU, VOCABULARY, Link, Pace, PacedRecipe
 from busbar.scheduler.fit.timeline import StreamedBlock, streamed_step_time
 from busbar.workloads.machine.streams import CallerStream, Streams, WorkerStream
 from busbar.workloads.training.choice import make_plan
+from busbar.workloads.training.demand import KEEP, RECOMPUTE, SWAP, Demand
 from busbar.workloads.training.groups import blocks
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.model import measure_demand, open_model
-from busbar.workloads.training.plan import KEEP, RECOMPUTE, SWAP, Demand, MemoryLimits
+from busbar.workloads.training.plan import MemoryLimits
 from busbar.workloads.training.settings import ADAMW, ZEROTH_ORDER
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, lay_out_streamed
 from busbar.workloads.training.trainer import Trainer

@@ -16,11 +16,12 @@ from busbar.workloads.training import tiled_mlp
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.block_slots import BlockSlots
 from busbar.workloads.training.choice import make_plan
+from busbar.workloads.training.demand import AUTO, RECOMPUTE, SWAP, Demand, aligned
 from busbar.workloads.training.gates import Gates
 from busbar.workloads.training.groups import FlatGroup, bind, make_groups, rebind_gradients
 from busbar.workloads.training.input_swap import InputSwap
 from busbar.workloads.training.optimizer import OffloadedAdamW
-from busbar.workloads.training.plan import AUTO, RECOMPUTE, SWAP, Demand, MemoryLimits, aligned, lay_out
+from busbar.workloads.training.plan import MemoryLimits, lay_out
 from busbar.workloads.training.recompute import recompute_blocks
 from busbar.workloads.training.settings import BF16, EXACT, INT8, OptimizerSpec
 from busbar.workloads.training.step_clock import StepClock

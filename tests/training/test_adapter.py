@@ -22,7 +22,7 @@ from tests.training.test_crash_and_resume import losses
 from tests.training.test_rows import UNMARKED, answers, save_tokenizer, write_rows
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from busbar.workloads.training import plan as plan_module
+from busbar.workloads.training import demand as demand_module
 from busbar.workloads.training.control import Control
 from busbar.workloads.training.environment import run_from_manifest
 from busbar.workloads.training.errors import InvalidJob
@@ -42,7 +42,7 @@ MODEL: Any = AutoModelForCausalLM
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    monkeypatch.setattr(demand_module, "MIN_CHUNK", 4096)
 
 
 @pytest.fixture(scope="module")

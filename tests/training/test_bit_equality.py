@@ -12,7 +12,7 @@ from tests.training.plain_loop import train_plainly
 from tests.training.small import GPT2, LLAMA, SEQUENCE, SEQUENCES, VOCABULARY, engine
 
 from busbar.workloads.machine.streams import Streams
-from busbar.workloads.training import plan as plan_module
+from busbar.workloads.training import demand as demand_module
 from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.model import measure_demand, open_model
@@ -93,7 +93,7 @@ def assert_equal_to_plain(
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks far smaller than a block, so that parameters are cut and slots are reused many times."""
-    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    monkeypatch.setattr(demand_module, "MIN_CHUNK", 4096)
 
 
 @pytest.mark.parametrize("placement", ["resident", "optimizer-offload", "half", "parameter-offload"])

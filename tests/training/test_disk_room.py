@@ -16,11 +16,12 @@ from tests.training.test_continuation import start
 
 from busbar.workloads.training import disk_room
 from busbar.workloads.training.corpus import Corpus, open_corpus
+from busbar.workloads.training.demand import Demand
 from busbar.workloads.training.disk_plan import disk_shortage
 from busbar.workloads.training.encoding import encoder
 from busbar.workloads.training.errors import InfeasiblePlan
 from busbar.workloads.training.packing import pack, tokens_for
-from busbar.workloads.training.plan import Demand, MemoryPlan
+from busbar.workloads.training.plan import MemoryPlan
 from busbar.workloads.training.plan_command import plan
 from busbar.workloads.training.token_size import expected_tokens, row_count
 from busbar.workloads.training.tokenizer import train_tokenizer

@@ -32,7 +32,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from busbar.scheduler.fit import BatchShape, ModelShape
 from busbar.scheduler.fit.memory import activations, mask_bytes
-from busbar.workloads.training import plan as plan_module
+from busbar.workloads.training import demand as demand_module
 from busbar.workloads.training.documents import IMPLEMENTATION, mask_of
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import parse_engine
@@ -124,7 +124,7 @@ def assert_equal_to_plain(given: dict[str, Any], placement: str, *, masked: bool
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    monkeypatch.setattr(demand_module, "MIN_CHUNK", 4096)
 
 
 def test_positions_begin_anew_at_each_document_and_each_sequence() -> None:

@@ -18,13 +18,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from busbar.workloads.machine.limits import PeakMeter
 from busbar.workloads.training import trainer as trainer_module
+from busbar.workloads.training.demand import Demand
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.first_weights import IN_MODEL, Source
 from busbar.workloads.training.groups import release_free_memory
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.meeting import StoreMeeting
 from busbar.workloads.training.model import ModelRecipe, measure_demand, open_model
-from busbar.workloads.training.plan import Demand, MemoryLimits, lay_out
+from busbar.workloads.training.plan import MemoryLimits, lay_out
 from busbar.workloads.training.ranks import Gang
 from busbar.workloads.training.saved_model import SINGLE
 from busbar.workloads.training.trainer import Trainer

@@ -15,7 +15,7 @@ from tests.training.test_bit_equality import CPU, STEPS, assert_equal_to_plain, 
 
 from busbar.scheduler.fit import BatchShape, ModelShape
 from busbar.scheduler.fit.cells import workload_class
-from busbar.workloads.training import plan as plan_module
+from busbar.workloads.training import demand as demand_module
 from busbar.workloads.training import tiled_mlp
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.model import measure_demand, open_model
@@ -27,7 +27,7 @@ ONE_EACH = {"sequences": SEQUENCES, "microBatch": 1}
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    monkeypatch.setattr(demand_module, "MIN_CHUNK", 4096)
 
 
 def document(**changes: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from busbar.workloads.machine.streams import CallerStream, Streams, WorkerStream
-from busbar.workloads.training import plan as plan_module
+from busbar.workloads.training import demand as demand_module
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.layer_drop import DroppedBlocks
@@ -40,7 +40,7 @@ ALL = 1  # the step without a block
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    monkeypatch.setattr(demand_module, "MIN_CHUNK", 4096)
 
 
 def document(**changes: Any) -> dict[str, Any]:

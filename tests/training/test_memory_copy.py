@@ -17,10 +17,10 @@ from tests.training.test_crash_and_resume import assert_same_result, losses
 
 from busbar.workloads.machine.streams import Event
 from busbar.workloads.training.checkpoint import CheckpointFolder
+from busbar.workloads.training.demand import COPY_HEADER_BYTES
 from busbar.workloads.training.errors import CheckpointError, NotFinite
 from busbar.workloads.training.layout import Layout
 from busbar.workloads.training.memory_copy import MemoryCopies
-from busbar.workloads.training.plan import COPY_HEADER_BYTES
 from busbar.workloads.training.state_file import Block
 
 ENDED_BY_SIGKILL = 128 + signal.SIGKILL

@@ -14,14 +14,15 @@ from tests.training.test_continuation import CONSTANT, start, weights
 from tests.training.test_parameter_offload import UNLIMITED
 from tests.training.test_scratch_disk import open_trainer, steps
 
+from busbar.workloads.training import demand as demand_module
 from busbar.workloads.training import moments as moments_module
-from busbar.workloads.training import plan as plan_module
 from busbar.workloads.training.choice import make_plan
+from busbar.workloads.training.demand import Demand
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.model import measure_demand, open_model
 from busbar.workloads.training.moments import BLOCK, elements_of, narrow, state_parts, widen
-from busbar.workloads.training.plan import Demand, lay_out
+from busbar.workloads.training.plan import lay_out
 from busbar.workloads.training.settings import BF16, EXACT, INT8
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, lay_out_streamed
 
@@ -30,7 +31,7 @@ MANY = 1 << 16
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    monkeypatch.setattr(demand_module, "MIN_CHUNK", 4096)
 
 
 def document(state: str, **changes: Any) -> dict[str, Any]:

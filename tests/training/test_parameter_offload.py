@@ -11,14 +11,15 @@ from tests.training.plain_loop import train_plainly
 from tests.training.small import GPT2, LLAMA, SEQUENCE, SEQUENCES, VOCABULARY, engine
 from tests.training.test_bit_equality import CPU, STEPS, assert_equal_to_plain, batches, packed, plan_for
 
-from busbar.workloads.training import plan as plan_module
+from busbar.workloads.training import demand as demand_module
 from busbar.workloads.training.block_slots import BlockSlots, shares_blocks
 from busbar.workloads.training.choice import make_plan
+from busbar.workloads.training.demand import Demand
 from busbar.workloads.training.errors import InfeasiblePlan, InvalidJob
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.layouts import first_that_fits
 from busbar.workloads.training.model import measure_demand, open_model
-from busbar.workloads.training.plan import Demand, MemoryLimits, MemoryPlan
+from busbar.workloads.training.plan import MemoryLimits, MemoryPlan, shown_bytes
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, lay_out_streamed
 from busbar.workloads.training.trainer import Trainer
 
@@ -27,7 +28,7 @@ UNLIMITED = MemoryLimits(None, None, True)
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    monkeypatch.setattr(demand_module, "MIN_CHUNK", 4096)
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def test_auto_says_why_the_weights_are_on_the_host(need: Demand) -> None:
     plan = make_plan(need, replace(UNLIMITED, device_bytes=least), "auto")
     assert plan.mode == PARAMETER_OFFLOAD
     offloaded = make_plan(replace(need, activations="swap"), UNLIMITED, "optimizer-offload")
-    missing = plan_module.shown_bytes(offloaded.device_bytes - least)
+    missing = shown_bytes(offloaded.device_bytes - least)
     assert plan.why_mode == f"with the weights on the device {missing} of device memory are missing"
     assert f"2 blocks at a time on the device ({plan.why_mode})" in plan.explain()
     enough = make_plan(need, replace(UNLIMITED, device_bytes=offloaded.device_bytes), "auto")

@@ -13,26 +13,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from busbar.workloads.training.choice import make_plan
+from busbar.workloads.training.demand import (
+    COPIES,
+    COPY_HEADER_BYTES,
+    PARITY_PIECE_BYTES,
+    Demand,
+    GroupSize,
+    aligned,
+    chunk_sizes,
+    chunked_bytes,
+    copy_bytes,
+    own_checkpoint_bytes,
+)
 from busbar.workloads.training.disk_plan import disk_shortage
 from busbar.workloads.training.errors import InfeasiblePlan, InvalidJob
 from busbar.workloads.training.fixes import MOST, Fix, find_fixes
 from busbar.workloads.training.layouts import first_that_fits
 from busbar.workloads.training.plan import (
-    COPIES,
-    COPY_HEADER_BYTES,
     EVALUATION_BYTES,
     MAKING_TOKENS_BYTES,
-    PARITY_PIECE_BYTES,
-    Demand,
-    GroupSize,
     MemoryLimits,
     MemoryPlan,
-    aligned,
-    chunk_sizes,
-    chunked_bytes,
-    copy_bytes,
     lay_out,
-    own_checkpoint_bytes,
 )
 from busbar.workloads.training.streamed_plan import why_not_streamed
 

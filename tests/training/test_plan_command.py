@@ -43,13 +43,14 @@ from busbar.workloads.machine.limits import CUDA_RESERVE_BYTES, SUPERVISOR_BYTES
 from busbar.workloads.training.activations import peak_activation_bytes
 from busbar.workloads.training.adapter import attach, merge_bytes
 from busbar.workloads.training.adapter_size import parameters
+from busbar.workloads.training.demand import COPIES, copy_bytes
 from busbar.workloads.training.division import divide
 from busbar.workloads.training.freeze import freeze
 from busbar.workloads.training.gang_plan import GangMachine, Network, network_of
 from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.layouts import layouts
-from busbar.workloads.training.plan import COPIES, PREPARATION_BYTES, MemoryLimits, copy_bytes, lay_out
+from busbar.workloads.training.plan import PREPARATION_BYTES, MemoryLimits, lay_out
 from busbar.workloads.training.plan_command import answers_for, demand_of, machine_of, over_ranks, plan
 from busbar.workloads.training.prediction import predict
 

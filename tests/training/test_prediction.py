@@ -20,6 +20,7 @@ from busbar.workloads.machine.direct_file import DirectFile
 from busbar.workloads.training import probe
 from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.control import Control
+from busbar.workloads.training.demand import Demand, GroupSize
 from busbar.workloads.training.division import Division, divide
 from busbar.workloads.training.environment import run_from_manifest
 from busbar.workloads.training.gang_probe import measure_links, together
@@ -27,7 +28,7 @@ from busbar.workloads.training.groups import blocks
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.meeting import StoreMeeting
 from busbar.workloads.training.model import ModelRecipe, measure_demand, open_model
-from busbar.workloads.training.plan import Demand, GroupSize, MemoryLimits, lay_out
+from busbar.workloads.training.plan import MemoryLimits, lay_out
 from busbar.workloads.training.prediction import PassTimes, Probe, predict
 from busbar.workloads.training.ranks import Alone, Gang
 from busbar.workloads.training.report import Lines

@@ -18,16 +18,17 @@ from tests.training.test_moments import reduce_moments
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from busbar.scheduler.fit.exchange import Part, Sharing, sent_bytes
-from busbar.workloads.training import plan as plan_module
+from busbar.workloads.training import demand as demand_module
 from busbar.workloads.training import tiled_loss, tiled_mlp
 from busbar.workloads.training.choice import make_plan
+from busbar.workloads.training.demand import Demand
 from busbar.workloads.training.division import divide, micro_batch_seed
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.meeting import StoreMeeting
 from busbar.workloads.training.model import demand_of, measure_demand, measure_peaks, open_model
 from busbar.workloads.training.packing import BEGINS, NOT_LEARNED, Packed
-from busbar.workloads.training.plan import Demand, MemoryLimits, lay_out
+from busbar.workloads.training.plan import MemoryLimits, lay_out
 from busbar.workloads.training.prediction import most_micro_batches
 from busbar.workloads.training.ranks import Alone, Gang, Ranks
 from busbar.workloads.training.settings import EXACT
@@ -247,7 +248,7 @@ def train(
     ranks: Ranks, documents: dict[str, dict[str, Any]], demands: Demands, base: Path | None = None
 ) -> dict[str, Any]:
     """Losses, weights and memory of each case; what has no entry in `demands` is measured."""
-    plan_module.MIN_CHUNK = 4096
+    demand_module.MIN_CHUNK = 4096
     found = {}
     for name, document in documents.items():
         of = base if "uri" in document["model"] else None
@@ -394,7 +395,7 @@ def four(tmp_path_factory: pytest.TempPathFactory, demands: Demands, base: Path)
 def test_one_two_and_four_ranks_equal_a_plain_loop_in_fixed_order(
     name: str, two: list[Any], four: list[Any], demands: Demands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    monkeypatch.setattr(demand_module, "MIN_CHUNK", 4096)
     document = {**CASES, **DIVIDED}[name]
     losses, weights = plainly(name, document)
     alone = train(Alone(), {name: document}, demands)
@@ -409,7 +410,7 @@ def test_one_two_and_four_ranks_equal_a_plain_loop_in_fixed_order(
 def test_tiles_have_the_same_bits_on_one_two_and_four_ranks(
     name: str, two: list[Any], four: list[Any], demands: Demands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    monkeypatch.setattr(demand_module, "MIN_CHUNK", 4096)
     make_tiles_small(monkeypatch)
     alone = train(Alone(), {name: TILES[name]}, demands)[name]
     for world in (two, four):
@@ -428,7 +429,7 @@ def test_an_adapter_of_a_divided_base_has_the_bits_of_one_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The ranks train what one does, and of the base each has its slices of the blocks, and what is around them."""
-    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    monkeypatch.setattr(demand_module, "MIN_CHUNK", 4096)
     alone = train(Alone(), {name: DIVIDED_BASES[name]}, demands, base)[name]
     around = 4 * (VOCABULARY + 1) * LLAMA["hidden_size"]
     for ranks, world in ((2, two), (4, four)):
@@ -446,7 +447,7 @@ def test_an_adapter_of_a_divided_base_has_the_bits_of_one_process(
 def test_an_adapter_has_the_same_bits_on_one_two_and_four_ranks(
     two: list[Any], four: list[Any], demands: Demands, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    monkeypatch.setattr(demand_module, "MIN_CHUNK", 4096)
     alone = train(Alone(), {"adapter": ADAPTER}, demands, base)["adapter"]
     for found in [*two, *four]:
         assert found["adapter"][0] == alone[0]

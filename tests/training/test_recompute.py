@@ -15,13 +15,14 @@ from tests.training.test_adapter import bases
 from tests.training.test_bit_equality import CPU, STEPS, assert_equal_to_plain, batches, packed, train_ours
 from tests.training.test_continuation import CONSTANT, start, weights
 
-from busbar.workloads.training import plan as plan_module
+from busbar.workloads.training import demand as demand_module
 from busbar.workloads.training.activations import peak_activation_bytes
+from busbar.workloads.training.demand import AGAIN, AUTO, KEEP, RECOMPUTE, SWAP, Demand
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.layouts import first_that_fits
 from busbar.workloads.training.model import measure_demand, open_model
-from busbar.workloads.training.plan import AGAIN, AUTO, KEEP, RECOMPUTE, SWAP
+from busbar.workloads.training.plan import MemoryLimits, lay_out
 from busbar.workloads.training.trainer import Trainer
 
 assert bases  # a fixture
@@ -29,7 +30,7 @@ assert bases  # a fixture
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    monkeypatch.setattr(demand_module, "MIN_CHUNK", 4096)
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def test_a_recomputed_adapter_with_dropout_is_that_of_peft(bases: Path, activati
 def test_each_block_runs_twice_in_training_and_once_in_evaluation() -> None:
     spec = parse_engine(document())
     recipe = open_model(spec, None, VOCABULARY, 0)
-    trainer = Trainer(spec, recipe, plan_module.lay_out(demand(spec), UNLIMITED, "resident", 0), CPU)
+    trainer = Trainer(spec, recipe, lay_out(demand(spec), UNLIMITED, "resident", 0), CPU)
     calls: list[int] = []
     blocks: Any = trainer.model.model.layers  # type: ignore[union-attr]
     blocks[0].self_attn.register_forward_hook(lambda *_: calls.append(1))
@@ -89,10 +90,10 @@ def test_each_block_runs_twice_in_training_and_once_in_evaluation() -> None:
     assert len(calls) == 1
 
 
-UNLIMITED = plan_module.MemoryLimits(None, None, True)
+UNLIMITED = MemoryLimits(None, None, True)
 
 
-def demand(spec: Any) -> plan_module.Demand:
+def demand(spec: Any) -> Demand:
     return measure_demand(open_model(spec, None, VOCABULARY, 0), spec, CPU)
 
 
@@ -114,7 +115,7 @@ def test_the_measured_peak_is_the_planned_one(config: dict[str, Any], dtype: str
 def test_auto_keeps_what_fits_and_recomputes_where_only_that_does() -> None:
     asked = engine(steps=3, model={"config": DEEP}, activations=AUTO, mode="auto")
     need = demand(parse_engine(asked))
-    least = plan_module.lay_out(need, UNLIMITED, "optimizer-offload", len(need.groups), activations=KEEP)
+    least = lay_out(need, UNLIMITED, "optimizer-offload", len(need.groups), activations=KEEP)
     enough = first_that_fits(need, replace(UNLIMITED, device_bytes=least.device_bytes), "auto")
     assert enough is not None
     assert (enough.activations, enough.why) == (KEEP, "because they fit")

@@ -19,7 +19,7 @@ from tests.training.small import GPT2, LLAMA, SEQUENCES, VOCABULARY, engine, man
 from tests.training.test_bit_equality import CPU, packed, plan_for
 
 from busbar.workloads.machine.streams import CallerStream, Stream, Streams, WorkerStream
-from busbar.workloads.training import plan as plan_module
+from busbar.workloads.training import demand as demand_module
 from busbar.workloads.training import trainer as trainer_module
 from busbar.workloads.training.control import Control
 from busbar.workloads.training.environment import run_from_manifest
@@ -68,7 +68,7 @@ def make_trainer(
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "MIN_CHUNK", 8192)
+    monkeypatch.setattr(demand_module, "MIN_CHUNK", 8192)
 
 
 CLIPS: dict[str, Any] = {"learningRate": 1e-3, "gradientClip": 0.01, "schedule": "linear"}
@@ -173,8 +173,8 @@ def test_a_block_waits_for_its_own_update_and_not_for_later_ones() -> None:
 def test_a_model_without_blocks_waits_for_all_of_it() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     from busbar.workloads.training.arena import Arena
+    from busbar.workloads.training.demand import aligned
     from busbar.workloads.training.groups import bind, make_groups
-    from busbar.workloads.training.plan import aligned
 
     groups = make_groups(model)
     size = sum(aligned(group.elements * 4) for group in groups)

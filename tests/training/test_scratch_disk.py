@@ -16,17 +16,18 @@ from tests.training.test_bit_equality import CPU, packed, train_ours
 from tests.training.test_parameter_offload import UNLIMITED, demand_of, document
 
 from busbar.workloads.machine.direct_file import PAGE, NoRoom, ScratchFile, page_memory
-from busbar.workloads.training import plan as plan_module
+from busbar.workloads.training import demand as demand_module
 from busbar.workloads.training.async_checkpoint import Saver
 from busbar.workloads.training.checkpoint import CheckpointFolder
 from busbar.workloads.training.choice import make_plan
+from busbar.workloads.training.demand import Demand, GroupSize
 from busbar.workloads.training.disk_plan import scratch_shortage, too_slow
 from busbar.workloads.training.disk_tensor import DiskTensor, measure_disk
 from busbar.workloads.training.errors import InfeasiblePlan
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.layouts import first_that_fits
 from busbar.workloads.training.model import open_model
-from busbar.workloads.training.plan import Demand, GroupSize, MemoryPlan
+from busbar.workloads.training.plan import MemoryPlan, shown_bytes
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, lay_out_streamed
 from busbar.workloads.training.trainer import Trainer
 
@@ -35,7 +36,7 @@ GIB = 2**30
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    monkeypatch.setattr(demand_module, "MIN_CHUNK", 4096)
 
 
 def on_disk(need: Demand, groups: int) -> MemoryPlan:
@@ -117,7 +118,7 @@ def test_only_as_much_state_goes_there_as_the_host_has_no_room_for(need: Demand)
         assert bool(groups) is bool(missing)
         assert not groups or lay_out_streamed(need, limits, "", groups - 1).host_bytes > enough - missing
         assert plan.on_disk == tuple(group.name for group in need.groups[len(need.groups) - groups :])
-    assert f"scratch disk {plan_module.shown_bytes(plan.disk_bytes)}" in plan.explain()
+    assert f"scratch disk {shown_bytes(plan.disk_bytes)}" in plan.explain()
     assert plan.to_json()["diskBytes"] == plan.disk_bytes
 
 

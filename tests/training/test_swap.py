@@ -13,14 +13,15 @@ from tests.training.small import GPT2, LLAMA, SEQUENCE, SEQUENCES, VOCABULARY, e
 from tests.training.test_bit_equality import CPU, STEPS, assert_equal_to_plain, batches, packed, train_ours
 
 from busbar.workloads.machine.streams import CallerStream, Streams, WorkerStream
-from busbar.workloads.training import plan as plan_module
+from busbar.workloads.training import demand as demand_module
 from busbar.workloads.training.choice import make_plan
+from busbar.workloads.training.demand import AUTO, RECOMPUTE, SWAP, Demand, aligned
 from busbar.workloads.training.errors import InfeasiblePlan, InvalidJob, OutOfArena
 from busbar.workloads.training.input_swap import InputSwap
 from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.layouts import first_that_fits
 from busbar.workloads.training.model import measure_demand, open_model
-from busbar.workloads.training.plan import AUTO, RECOMPUTE, SWAP, Demand, MemoryLimits, aligned
+from busbar.workloads.training.plan import MemoryLimits
 from busbar.workloads.training.step_clock import StepClock
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD
 from busbar.workloads.training.trainer import Trainer
@@ -32,7 +33,7 @@ LAYERS = 6
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    monkeypatch.setattr(demand_module, "MIN_CHUNK", 4096)
 
 
 def document(**changes: Any) -> dict[str, Any]:

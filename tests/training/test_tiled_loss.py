@@ -23,7 +23,7 @@ from busbar.scheduler.fit import BatchShape, ModelShape
 from busbar.scheduler.fit.accelerators import accelerator
 from busbar.scheduler.fit.memory import TILE_TOKENS, activations
 from busbar.scheduler.fit.speed import step_seconds
-from busbar.workloads.training import plan as plan_module
+from busbar.workloads.training import demand as demand_module
 from busbar.workloads.training import tiled_loss
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import parse_engine
@@ -37,7 +37,7 @@ assert bases  # a fixture
 @pytest.fixture
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """No divisor of a micro-batch's tokens."""
-    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    monkeypatch.setattr(demand_module, "MIN_CHUNK", 4096)
     monkeypatch.setattr(tiled_loss, "TILE", 20)
 
 

@@ -24,7 +24,7 @@ from busbar.scheduler.fit import BatchShape, ModelShape
 from busbar.scheduler.fit.accelerators import accelerator
 from busbar.scheduler.fit.memory import activations, mlp_tile_rows
 from busbar.scheduler.fit.speed import step_seconds
-from busbar.workloads.training import plan as plan_module
+from busbar.workloads.training import demand as demand_module
 from busbar.workloads.training import tiled_mlp
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.job import parse_engine
@@ -54,7 +54,7 @@ QWEN3_MOE: dict[str, Any] = {
 
 @pytest.fixture
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    monkeypatch.setattr(demand_module, "MIN_CHUNK", 4096)
     monkeypatch.setattr(tiled_mlp, "mlp_tile_rows", lambda tokens: ROWS)
 
 

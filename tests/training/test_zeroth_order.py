@@ -14,7 +14,7 @@ from tests.training.small import LLAMA, SEQUENCE, SEQUENCES, VOCABULARY, engine
 from tests.training.test_bit_equality import CPU, batches, packed
 from tests.training.test_parameter_offload import LARGE, UNLIMITED, demand_of
 
-from busbar.workloads.training import plan as plan_module
+from busbar.workloads.training import demand as demand_module
 from busbar.workloads.training.activations import LiveBytes
 from busbar.workloads.training.async_checkpoint import Saver
 from busbar.workloads.training.checkpoint import CheckpointFolder
@@ -36,7 +36,7 @@ OPTIMIZER = {"name": "ZerothOrder", "learningRate": 1e-3, "schedule": "constant"
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "MIN_CHUNK", 4096)
+    monkeypatch.setattr(demand_module, "MIN_CHUNK", 4096)
 
 
 def document(optimizer: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from busbar.workloads.training.demand import GroupSize
 from busbar.workloads.training.errors import InvalidJob
-from busbar.workloads.training.plan import GroupSize
 from busbar.workloads.training.settings import Adapter
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 
 import torch
 
+from busbar.workloads.training.demand import aligned
 from busbar.workloads.training.errors import OutOfArena
-from busbar.workloads.training.plan import aligned
 
 PAGE = 4096
 

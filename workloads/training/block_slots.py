@@ -29,9 +29,10 @@ from torch import nn
 
 from busbar.workloads.machine.streams import Event, Streams
 from busbar.workloads.training.arena import Arena
+from busbar.workloads.training.demand import aligned
 from busbar.workloads.training.groups import FlatGroup, blocks, frozen_outside, settle
 from busbar.workloads.training.input_swap import InputSwap
-from busbar.workloads.training.plan import MemoryPlan, aligned
+from busbar.workloads.training.plan import MemoryPlan
 from busbar.workloads.training.recompute import run_again_in_backward
 from busbar.workloads.training.step_clock import StepClock
 from busbar.workloads.training.streamed_plan import GRADIENT_SLOTS

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from busbar.workloads.training.demand import AGAIN, Demand, why_not_divided
 from busbar.workloads.training.errors import InfeasiblePlan, InvalidJob
 from busbar.workloads.training.fixes import find_fixes
 from busbar.workloads.training.layouts import excess, first_that_fits, layouts
-from busbar.workloads.training.plan import (
-    AGAIN,
-    WAYS,
-    Demand,
-    MemoryLimits,
-    MemoryPlan,
-    shown_bytes,
-    why_not_divided,
-)
+from busbar.workloads.training.plan import WAYS, MemoryLimits, MemoryPlan, shown_bytes
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, why_not_streamed
 from busbar.workloads.training.zeroth_plan import why_not_zeroth
 

@@ -19,10 +19,11 @@ import torch
 from busbar.workloads.machine.direct_file import ScratchFile
 from busbar.workloads.machine.streams import Stream
 from busbar.workloads.training.arena import Arena
+from busbar.workloads.training.demand import chunk_sizes
 from busbar.workloads.training.disk_tensor import DiskTensor, whole_pages
 from busbar.workloads.training.groups import FlatGroup, Piece
 from busbar.workloads.training.moments import StatePart, state_parts
-from busbar.workloads.training.plan import MemoryPlan, chunk_sizes
+from busbar.workloads.training.plan import MemoryPlan
 
 State = TypeVar("State", torch.Tensor, DiskTensor)
 

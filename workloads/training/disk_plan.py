@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from busbar.workloads.training.demand import Demand
 from busbar.workloads.training.errors import InfeasiblePlan
-from busbar.workloads.training.plan import Demand, MemoryPlan, shown_bytes
+from busbar.workloads.training.plan import MemoryPlan, shown_bytes
 
 MOST_DISK_S = 600  # of a step that waits for state on disk: a run of a thousand such steps takes a week
 

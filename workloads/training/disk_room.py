@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from busbar.workloads.training.demand import Demand
 from busbar.workloads.training.disk_plan import disk_shortage, scratch_shortage, too_slow
 from busbar.workloads.training.disk_tensor import measure_disk
 from busbar.workloads.training.paths import Places, free_disk
-from busbar.workloads.training.plan import Demand, MemoryPlan, shown_bytes
+from busbar.workloads.training.plan import MemoryPlan, shown_bytes
 
 if TYPE_CHECKING:
     from busbar.workloads.training.run import Run

@@ -12,18 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from busbar.workloads.training.demand import AGAIN, KEEP, RECOMPUTE, SWAP, Demand, why_not_divided
 from busbar.workloads.training.layouts import excess, first_that_fits, layouts
-from busbar.workloads.training.plan import (
-    AGAIN,
-    KEEP,
-    RECOMPUTE,
-    SWAP,
-    Demand,
-    MemoryLimits,
-    MemoryPlan,
-    shown_bytes,
-    why_not_divided,
-)
+from busbar.workloads.training.plan import MemoryLimits, MemoryPlan, shown_bytes
 from busbar.workloads.training.settings import GRADIENTS, OPTIMIZER, PARAMETERS
 
 MOST = 4  # in one refusal

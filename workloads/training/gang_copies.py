@@ -22,12 +22,12 @@ import torch
 
 from busbar.workloads.machine.checksum import crc32
 from busbar.workloads.training.checkpoint import write_document
+from busbar.workloads.training.demand import PARITY_PIECE_BYTES
 from busbar.workloads.training.errors import CheckpointError, NotFinite
 from busbar.workloads.training.layout import Layout
 from busbar.workloads.training.loaded import Loaded, document, read_part
 from busbar.workloads.training.memory_copy import MemoryCopies, Slot, passed_over
 from busbar.workloads.training.parity import Stripes, multiply
-from busbar.workloads.training.plan import PARITY_PIECE_BYTES
 from busbar.workloads.training.state_file import Blocks, write_state
 
 T = TypeVar("T")

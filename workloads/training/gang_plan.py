@@ -21,9 +21,10 @@ from busbar.scheduler.fit.exchange import (
     stated,
 )
 from busbar.scheduler.fit.speed import micro_batch_times
+from busbar.workloads.training.demand import Demand
 from busbar.workloads.training.division import Division
 from busbar.workloads.training.errors import InvalidJob
-from busbar.workloads.training.plan import Demand, MemoryPlan
+from busbar.workloads.training.plan import MemoryPlan
 from busbar.workloads.training.prediction import PassTimes, Prediction, Probe, most_micro_batches, predict
 
 _BITS = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:bit|bps|bit/s)", re.IGNORECASE)

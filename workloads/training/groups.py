@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 from busbar.workloads.training.arena import Arena
+from busbar.workloads.training.demand import GroupSize, aligned, sliced
 from busbar.workloads.training.first_weights import IN_MODEL, Source, without_memory
-from busbar.workloads.training.plan import GroupSize, aligned, sliced
 from busbar.workloads.training.settings import OPTIMIZER, PARAMETERS
 
 GRAIN = 1024

@@ -26,8 +26,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from busbar.workloads.machine.streams import CallerStream, Event, Streams
+from busbar.workloads.training.demand import aligned
 from busbar.workloads.training.errors import OutOfArena
-from busbar.workloads.training.plan import aligned
 from busbar.workloads.training.step_clock import StepClock
 
 

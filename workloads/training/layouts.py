@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from busbar.workloads.training.plan import (
-    AUTO,
-    WAYS,
-    Demand,
-    MemoryLimits,
-    MemoryPlan,
-    lay_out,
-    shown_bytes,
-)
+from busbar.workloads.training.demand import AUTO, Demand
+from busbar.workloads.training.plan import WAYS, MemoryLimits, MemoryPlan, lay_out, shown_bytes
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD, streamed_layouts, why_not_streamed
 from busbar.workloads.training.zeroth_plan import zeroth_layouts
 

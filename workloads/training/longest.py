@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from busbar.workloads.training.demand import Demand
 from busbar.workloads.training.layouts import first_that_fits
-from busbar.workloads.training.plan import WAYS, Demand, MemoryLimits
+from busbar.workloads.training.plan import WAYS, MemoryLimits
 
 SHORTEST, LONGEST = 8, 1_048_576  # bounds of data.sequenceLength
 DemandOf = Callable[[str, int], Demand]  # by what happens to activations, and tokens of a sequence

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from busbar.workloads.training.async_checkpoint import Saver, Target
 from busbar.workloads.training.checkpoint import write_document
+from busbar.workloads.training.demand import COPIES
 from busbar.workloads.training.errors import CheckpointError
 from busbar.workloads.training.layout import Layout
 from busbar.workloads.training.loaded import Loaded, document, read_part
-from busbar.workloads.training.plan import COPIES
 from busbar.workloads.training.snapshot import Snapshot
 from busbar.workloads.training.state_file import Blocks, write_state
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from busbar.workloads.machine.limits import PeakMeter
+from busbar.workloads.training.demand import Demand
 from busbar.workloads.training.disk_plan import disk_owners
-from busbar.workloads.training.plan import Demand, MemoryPlan
+from busbar.workloads.training.plan import MemoryPlan
 from busbar.workloads.training.status import Status
 
 

@@ -16,6 +16,7 @@ from busbar.workloads.training import adapter as adapters
 from busbar.workloads.training import documents, sequence_parallel, tiled_mlp
 from busbar.workloads.training.activations import Peaks, peak_activation_bytes
 from busbar.workloads.training.block_slots import frozen_in_blocks, shares_blocks
+from busbar.workloads.training.demand import AGAIN, Demand, aligned
 from busbar.workloads.training.division import FIXED, divide
 from busbar.workloads.training.drawing import Drawing
 from busbar.workloads.training.errors import InvalidJob, listed
@@ -24,7 +25,7 @@ from busbar.workloads.training.first_weights import IN_MODEL, Drawn, Source, Sto
 from busbar.workloads.training.freeze import freeze, frozen
 from busbar.workloads.training.groups import make_groups
 from busbar.workloads.training.layer_drop import DroppedBlocks
-from busbar.workloads.training.plan import AGAIN, DRAWN_ROOM, READ_BYTES, Demand, aligned
+from busbar.workloads.training.plan import DRAWN_ROOM, READ_BYTES
 from busbar.workloads.training.saved_model import FIELD, StoredTensor, check_files, stored_tensors, vectors
 from busbar.workloads.training.sequence_parallel import Imagined, SequencePart
 from busbar.workloads.training.settings import (

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import torch
 
-from busbar.workloads.training.plan import NARROW_RUN
+from busbar.workloads.training.demand import NARROW_RUN
 from busbar.workloads.training.settings import BF16, EXACT, INT8
 
 BLOCK = 256  # parameters that share a scale

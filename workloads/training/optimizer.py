@@ -30,12 +30,13 @@ from busbar.workloads.machine.direct_file import ScratchFile
 from busbar.workloads.machine.streams import Event, Stream, Streams
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.chunks import Chunk, Homes, state_elements
+from busbar.workloads.training.demand import NARROW_RUN
 from busbar.workloads.training.disk_tensor import DiskTensor, whole_pages
 from busbar.workloads.training.groups import FlatGroup, Piece
 from busbar.workloads.training.moments import narrow, widen
 from busbar.workloads.training.norm import Norm, ParameterNorm, clip_factor
 from busbar.workloads.training.pipeline import Pipeline
-from busbar.workloads.training.plan import NARROW_RUN, MemoryPlan
+from busbar.workloads.training.plan import MemoryPlan
 from busbar.workloads.training.settings import EXACT, INT8, OptimizerSpec
 
 

@@ -28,12 +28,12 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from busbar.workloads.training.arena import Arena
+from busbar.workloads.training.demand import aligned
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.first_weights import without_memory
 from busbar.workloads.training.gradient_shards import when_backward_comes
 from busbar.workloads.training.groups import FlatGroup, FrozenBlock, blocks
 from busbar.workloads.training.input_swap import InputSwap
-from busbar.workloads.training.plan import aligned
 from busbar.workloads.training.ranks import Ranks
 from busbar.workloads.training.recompute import run_again_in_backward
 from busbar.workloads.training.weight_slots import Slot, find

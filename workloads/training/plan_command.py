@@ -18,9 +18,10 @@ import click
 
 if TYPE_CHECKING:
     from busbar.scheduler.fit import Accelerator, BatchShape, ModelShape
+    from busbar.workloads.training.demand import Demand
     from busbar.workloads.training.division import Division
     from busbar.workloads.training.gang_plan import GangMachine, Network
-    from busbar.workloads.training.plan import Demand, MemoryLimits, MemoryPlan
+    from busbar.workloads.training.plan import MemoryLimits, MemoryPlan
     from busbar.workloads.training.settings import Adapter, EngineSpec
 
 EPILOG = """
@@ -230,7 +231,7 @@ def _needed(
     spec: EngineSpec, shape: ModelShape, division: Division, parity: int | None, batch: BatchShape
 ) -> Demand:
     """What each process of a job needs."""
-    from busbar.workloads.training.plan import COPIES
+    from busbar.workloads.training.demand import COPIES
 
     whole = demand_of(
         shape, batch, evaluates=spec.evaluation is not None, adapter=spec.adapter, schedule=spec.schedule
@@ -244,7 +245,7 @@ def _choices(spec: EngineSpec, shape: ModelShape, batch: BatchShape, demand: Dem
     """What the job says of activations, logits and state, and the bytes of each thing that it could say."""
     from busbar.scheduler.fit.memory import block_activations, mask_bytes
     from busbar.scheduler.fit.speed import compute_ratio
-    from busbar.workloads.training.plan import KEEP, MOMENT_BYTES, RECOMPUTE
+    from busbar.workloads.training.demand import KEEP, MOMENT_BYTES, RECOMPUTE
     from busbar.workloads.training.settings import TILED, WHOLE, WITHIN
 
     return {
@@ -340,8 +341,8 @@ def demand_of(
         swapped_activations,
     )
     from busbar.workloads.training import adapter_size
+    from busbar.workloads.training.demand import KEEP, RECOMPUTE, SWAP, Demand, GroupSize
     from busbar.workloads.training.errors import InvalidJob
-    from busbar.workloads.training.plan import KEEP, RECOMPUTE, SWAP, Demand, GroupSize
     from busbar.workloads.training.settings import FLOAT32
 
     table = shape.vocabulary * shape.hidden
@@ -400,8 +401,8 @@ def demand_of(
 
 def over_ranks(demand: Demand, division: Division, sharding: str) -> Demand:
     """What one of the ranks needs that share each step."""
+    from busbar.workloads.training.demand import GroupSize
     from busbar.workloads.training.division import FIXED
-    from busbar.workloads.training.plan import GroupSize
 
     ranks = division.ranks * division.sequence
     unit = 1024 * ranks
@@ -431,9 +432,9 @@ def _mode(
     gang: GangMachine | None,
 ) -> dict[str, Any]:
     from busbar.workloads.training.choice import closest, make_plan
+    from busbar.workloads.training.demand import own_checkpoint_bytes
     from busbar.workloads.training.disk_plan import too_slow
     from busbar.workloads.training.errors import InfeasiblePlan, InvalidJob
-    from busbar.workloads.training.plan import own_checkpoint_bytes
 
     try:
         made = make_plan(demand, limits, mode)

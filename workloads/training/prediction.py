@@ -14,8 +14,9 @@ from typing import Any
 
 from busbar.scheduler.fit.exchange import Exchanges, Links, Part, Sharing, beside, exchanges, sent_bytes
 from busbar.scheduler.fit.timeline import Beside, GroupWork, Rates, step_time
+from busbar.workloads.training.demand import Demand, GroupSize, chunk_sizes
 from busbar.workloads.training.division import Division
-from busbar.workloads.training.plan import Demand, GroupSize, MemoryPlan, chunk_sizes
+from busbar.workloads.training.plan import MemoryPlan
 from busbar.workloads.training.settings import OPTIMIZER, PARAMETERS
 
 AGREEMENTS = 2

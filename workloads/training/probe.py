@@ -27,11 +27,12 @@ import torch
 from busbar.scheduler.fit.exchange import Link, Links
 from busbar.workloads.machine.direct_file import DirectFile
 from busbar.workloads.machine.streams import Streams, open_streams
+from busbar.workloads.training.demand import Demand
 from busbar.workloads.training.documents import two_documents
 from busbar.workloads.training.groups import release_free_memory
 from busbar.workloads.training.layouts import first_that_fits
 from busbar.workloads.training.model import ModelRecipe
-from busbar.workloads.training.plan import MIN_BLOCKS, Demand, MemoryPlan
+from busbar.workloads.training.plan import MIN_BLOCKS, MemoryPlan
 from busbar.workloads.training.prediction import PassTimes, Probe
 from busbar.workloads.training.settings import BLOCKING, EngineSpec
 from busbar.workloads.training.state_file import WRITERS

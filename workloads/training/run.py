@@ -294,9 +294,10 @@ class Session:
         from busbar.workloads.machine.streams import enforce_device_limit, make_repeatable
         from busbar.workloads.training import disk_room, model
         from busbar.workloads.training.choice import make_plan
+        from busbar.workloads.training.demand import COPIES
         from busbar.workloads.training.identity import same_plan
         from busbar.workloads.training.memory_report import MemoryReport
-        from busbar.workloads.training.plan import COPIES, MemoryLimits
+        from busbar.workloads.training.plan import MemoryLimits
         from busbar.workloads.training.tokenizer import end_of_text_id, load_tokenizer, table_size
 
         torch.set_num_threads(self.run.threads)

@@ -14,25 +14,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from busbar.workloads.training.plan import (
+from busbar.workloads.training.demand import (
     AGAIN,
     AUTO,
-    EVALUATION_BYTES,
     KEEP,
     RECOMPUTE,
-    SLOTS,
     Demand,
     GroupSize,
-    MemoryLimits,
-    MemoryPlan,
     aligned,
-    assemble,
     chunk_parameters,
     chunked_bytes,
     copy_bytes,
     is_gated,
     own_checkpoint_bytes,
     state_bytes,
+)
+from busbar.workloads.training.plan import (
+    EVALUATION_BYTES,
+    SLOTS,
+    MemoryLimits,
+    MemoryPlan,
+    assemble,
     swapped,
     why_activations,
 )

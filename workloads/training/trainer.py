@@ -31,6 +31,7 @@ from busbar.workloads.training import documents, sequence_parallel, tiled_loss, 
 from busbar.workloads.training.activations import LiveBytes, known_tensors
 from busbar.workloads.training.arena import Arena
 from busbar.workloads.training.block_slots import BlockSlots
+from busbar.workloads.training.demand import AGAIN, SWAP
 from busbar.workloads.training.division import FIXED, divide
 from busbar.workloads.training.first_weights import IN_MODEL, Source
 from busbar.workloads.training.freeze import frozen
@@ -55,7 +56,7 @@ from busbar.workloads.training.norm import Norm, ParameterNorm, RowNorm
 from busbar.workloads.training.optimizer import OffloadedAdamW, Optimizer, learning_rate
 from busbar.workloads.training.packing import IGNORED, Packed
 from busbar.workloads.training.peer_slots import PeerSlots
-from busbar.workloads.training.plan import AGAIN, SWAP, MemoryPlan
+from busbar.workloads.training.plan import MemoryPlan
 from busbar.workloads.training.ranks import Alone, Ranks
 from busbar.workloads.training.recompute import recompute_blocks
 from busbar.workloads.training.sequence_parallel import SequencePart, dividing

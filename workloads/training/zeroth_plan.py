@@ -10,14 +10,8 @@ There are no gradients. Weights on the host are those of `parameter-offload`.
 
 from __future__ import annotations
 
-from busbar.workloads.training.plan import (
-    Demand,
-    GroupSize,
-    MemoryLimits,
-    MemoryPlan,
-    aligned,
-    assemble,
-)
+from busbar.workloads.training.demand import Demand, GroupSize, aligned
+from busbar.workloads.training.plan import MemoryLimits, MemoryPlan, assemble
 from busbar.workloads.training.streamed_plan import (
     PARAMETER_OFFLOAD,
     WEIGHT_SLOTS,
