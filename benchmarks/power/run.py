@@ -1,10 +1,10 @@
 """A row of servers on one feed: our leases beside two yardsticks, on public traces.
 
-    python benchmarks/power/run.py --data DATA [--minutes 120] [--seeds 0,1,2] [--day-minutes 720] [--only PART [--keep]]
+    python benchmarks/power/run.py --data DATA [--minutes 120] [--seeds 0,1,2] [--day-minutes 720] [--only PART] [--keep]
 
 First the yardstick has to give its published result; what deviates is printed. Then come the rows with their bars.
 A bar that is missed stays in the table with its ratio. The results are written after every row, so a run that is cut
-short leaves what it has measured, and says what is missing.
+short leaves what it has measured, and says what is missing; `--keep` runs that.
 """
 
 from __future__ import annotations
@@ -287,17 +287,20 @@ def _scope(minutes: int, day_minutes: int, seeds: str) -> str:
 
 
 def kept(file: Path, scope: str, part: str | None) -> list[Row]:
-    """The rows of the other parts that the file has, with their date; none of another scope."""
+    """The rows that the file has, with their date, but those of `part`; none of another scope."""
     before: Row = json.loads(file.read_text()) if file.is_file() else {"scope": "", "rows": []}
     if before["scope"] != scope:
         return []
     return [{"date": before["date"], **row} for row in before["rows"] if row["part"] != part]
 
 
+def _key(row: Row) -> str:
+    return " ".join(str(row[name]) for name in ("law", "delay", "load", "servers", "mix"))
+
+
 def _in_order(rows: list[Row]) -> list[Row]:
     places = {case.key: place for place, case in enumerate(cases())}
-    key = ("law", "delay", "load", "servers", "mix")
-    return sorted(rows, key=lambda row: places[" ".join(str(row[name]) for name in key)])
+    return sorted(rows, key=lambda row: places[_key(row)])
 
 
 def main() -> None:
@@ -311,15 +314,19 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--only", help="a part: yardstick, in-band, out-of-band, static, servegen")
     parser.add_argument(
-        "--keep", action="store_true", help="with --only: keep the other rows of the output's file"
+        "--keep",
+        action="store_true",
+        help="keep the rows of the output's file: with --only those of the other parts, without it all, and run the missing ones",
     )
     parser.add_argument("--output", type=Path, default=RESULTS / "power")
     given = parser.parse_args()
     seeds = tuple(int(seed) for seed in given.seeds.split(","))
     runs = Runs(given.data, given.minutes, given.day_minutes, seeds)
-    chosen = [case for case in cases() if given.only in (None, case.part)]
     scope = _scope(given.minutes, given.day_minutes, given.seeds)
     others = kept(given.output.with_suffix(".json"), scope, given.only) if given.keep else []
+    have = {_key(row) for row in others}
+    chosen = [case for case in cases() if given.only in (None, case.part) and case.key not in have]
+    wanted = cases() if others else chosen
     peak = max(float(runs.twin("azure", 40, 0.0, seed)[1].feed_w.max()) for seed in seeds)
     rows: list[Row] = []
     for case in chosen:
@@ -328,14 +335,15 @@ def main() -> None:
         result = {
             "command": "python benchmarks/power/run.py --data DATA "
             f"--minutes {given.minutes} --day-minutes {given.day_minutes} --seeds {given.seeds}"
-            + (f" --only {given.only}" if given.only and not others else ""),
+            + (f" --only {given.only}" if given.only and not others else "")
+            + (f" --output {given.output}" if given.output != RESULTS / "power" else ""),
             "date": datetime.now(UTC).date().isoformat(),
             "versions": f"Python {platform.python_version()}, numpy {np.__version__}, {platform.machine()}, "
             f"{os.cpu_count()} cores",
             "scope": scope,
             "gate": gate(every, _short(100 * peak / BUDGET_W)),
             "static": static_beaten(every),
-            "missing": [case.key for case in chosen[len(rows) :]],
+            "missing": [case.key for case in wanted if case.key not in {_key(row) for row in every}],
             "rows": every,
         }
         given.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
