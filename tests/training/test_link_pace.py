@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,42 +26,58 @@ from busbar.workloads.training.status import Status
 MIB = 2**20
 
 
+class Clock:
+    """Seconds that pass only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+
+
 class Paced(WorkerStream):
     """A direction of a link whose copies take as long as their bytes need."""
 
-    def __init__(self, bytes_per_s: float) -> None:
+    def __init__(self, bytes_per_s: float, clock: Clock) -> None:
         super().__init__("paced")
-        self.bytes_per_s = bytes_per_s
+        self.bytes_per_s, self.clock = bytes_per_s, clock
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         def paced() -> None:
             target.copy_(source)
-            time.sleep(source.nbytes / self.bytes_per_s)
+            self.clock.passes(source.nbytes / self.bytes_per_s)
 
         self.submit(paced)
 
 
 def test_copies_are_timed_and_what_they_wait_for_is_not() -> None:
-    inner = Paced(100 * MIB)
-    queue, data = TimedStream(inner, CPU), torch.zeros(MIB, dtype=torch.uint8)
+    clock, data = Clock(), torch.zeros(MIB, dtype=torch.uint8)
+    queue = TimedStream(Paced(4 * MIB, clock), CPU, clock)
     for _ in range(2):
-        queue.submit(lambda: time.sleep(0.1))
+        queue.submit(lambda: clock.passes(8.0))
         queue.copy(torch.empty_like(data), data)
     queue.synchronize()
     queue.count()
-    assert queue.bytes == 2 * MIB
-    assert 0.02 <= queue.seconds < 0.1
+    assert (queue.bytes, queue.seconds) == (2 * MIB, 0.5)
     queue.close()
 
 
 def test_a_copy_that_is_not_over_is_counted_when_it_is() -> None:
-    queue, data = TimedStream(Paced(10 * MIB), CPU), torch.zeros(MIB, dtype=torch.uint8)
+    clock, gate, data = Clock(), threading.Event(), torch.zeros(MIB, dtype=torch.uint8)
+    inner = Paced(4 * MIB, clock)
+    queue = TimedStream(inner, CPU, clock)
+    inner.submit(gate.wait)
     queue.copy(torch.empty_like(data), data)
     queue.count()
     assert (queue.bytes, queue.seconds) == (0, 0.0)
+    gate.set()
     queue.synchronize()
     queue.count()
-    assert queue.bytes == MIB
+    assert (queue.bytes, queue.seconds) == (MIB, 0.25)
     queue.close()
 
 
@@ -76,9 +92,9 @@ def _emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_emulated")
 @pytest.mark.parametrize("direction", [LOAD, STORE])
 def test_the_direction_that_became_slow_is_named_once(direction: str) -> None:
-    ways = {LOAD: Paced(1000 * MIB), STORE: Paced(1000 * MIB)}
-    caller = CallerStream()
-    pace = LinkPace(Streams(ways[LOAD], caller, caller, ways[STORE]), CPU)
+    clock, caller = Clock(), CallerStream()
+    ways = {each: Paced(1000 * MIB, clock) for each in (LOAD, STORE)}
+    pace = LinkPace(Streams(ways[LOAD], caller, caller, ways[STORE]), CPU, clock)
     data, warnings, told = torch.zeros(4 * MIB, dtype=torch.uint8), [], []
     for step in range(9):
         if step == 4:
@@ -94,8 +110,11 @@ def test_the_direction_that_became_slow_is_named_once(direction: str) -> None:
     assert f"the link {'to' if direction == LOAD else 'from'} the device moved less than half" in warnings[6]
     said = told[6]
     assert said is not None
-    assert said["direction"] == direction
-    assert said["bytesPerSecond"] < 0.5 * said["usualBytesPerSecond"]
+    assert said == {
+        "direction": direction,
+        "bytesPerSecond": 100 * MIB,
+        "usualBytesPerSecond": 1000 * MIB,
+    }
     pace.streams.close()
 
 

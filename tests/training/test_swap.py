@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.training.plain_loop import train_plainly
 from tests.training.small import GPT2, LLAMA, SEQUENCE, SEQUENCES, VOCABULARY, engine
 from tests.training.test_bit_equality import CPU, STEPS, assert_equal_to_plain, batches, packed, train_ours
 
-from busbar.workloads.machine.streams import CallerStream, Streams, WorkerStream
+from busbar.workloads.machine.streams import CallerStream, Event, Streams, WorkerStream
 from busbar.workloads.training import demand as demand_module
 from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.demand import AUTO, RECOMPUTE, SWAP, Demand, aligned
@@ -22,7 +23,7 @@ from busbar.workloads.training.job import parse_engine
 from busbar.workloads.training.layouts import first_that_fits
 from busbar.workloads.training.model import measure_demand, open_model
 from busbar.workloads.training.plan import MemoryLimits
-from busbar.workloads.training.step_clock import StepClock
+from busbar.workloads.training.step_clock import PHASES, StepClock
 from busbar.workloads.training.streamed_plan import PARAMETER_OFFLOAD
 from busbar.workloads.training.trainer import Trainer
 
@@ -101,7 +102,6 @@ def test_a_link_that_is_late_changes_no_bit(late: str) -> None:
     plan = make_plan(measure_demand(recipe, spec, CPU), UNLIMITED, "resident")
     trainer, data = Trainer(spec, recipe, plan, CPU, swap_streams=streams), packed()
     losses = [trainer.step(data).loss for _ in range(STEPS)]
-    waited = trainer.clock.seconds["load"]
     trainer.close()
     settings = {**given["optimizer"], "schedule": "linear"}
     micro = given["batch"]["microBatch"]
@@ -109,8 +109,67 @@ def test_a_link_that_is_late_changes_no_bit(late: str) -> None:
     assert losses == expected
     own = dict(trainer.model.named_parameters())
     assert [name for name, weight in theirs.items() if not torch.equal(weight, own[name])] == []
-    if late == "load":  # which is told: each step waits for the inputs of all blocks but the last
-        assert waited > 0.01 * STEPS * 2 * (LAYERS - 1) / 2
+
+
+class OnDemand:
+    """A queue that does its work when it is waited for, and whose copies take a second each."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._waiting: list[Callable[[], object]] = []
+
+    def submit(self, work: Callable[[], object]) -> None:
+        self._waiting.append(work)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        def second() -> None:
+            target.copy_(source)
+            self.now += 1.0
+
+        self.submit(second)
+
+    def record(self) -> Event:
+        return _Reached(self)
+
+    def wait(self, event: Event) -> None:
+        self.submit(event.wait)
+
+    def synchronize(self) -> None:
+        while self._waiting:
+            self._waiting.pop(0)()
+
+    def close(self) -> None:
+        self.synchronize()
+
+
+class _Reached(Event):
+    def __init__(self, queue: OnDemand) -> None:
+        self._queue, self._is_set = queue, False
+        queue.submit(self._happen)
+
+    def _happen(self) -> None:
+        self._is_set = True
+
+    def wait(self) -> None:
+        while not self._is_set:
+            self._queue._waiting.pop(0)()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+
+def test_what_backward_waits_for_inputs_is_told() -> None:
+    """In each micro-batch, for the inputs of all blocks but the last."""
+    spec = parse_engine(document(batch={"sequences": SEQUENCES, "microBatch": SEQUENCES // 2}))
+    recipe = open_model(spec, None, VOCABULARY, 0)
+    caller, load = CallerStream(), OnDemand()
+    plan = make_plan(measure_demand(recipe, spec, CPU), UNLIMITED, "resident")
+    streams = Streams(load, caller, caller, caller)
+    trainer = Trainer(spec, recipe, plan, CPU, swap_streams=streams, clock=lambda: load.now)
+    told = trainer.step(packed()).seconds
+    trainer.close()
+    assert told == 2 * (LAYERS - 1)
+    assert trainer.clock.seconds == {**dict.fromkeys(PHASES, 0.0), "load": told}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

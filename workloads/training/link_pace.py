@@ -6,6 +6,7 @@ A rate is that of a step's bytes in one direction over the seconds in which its 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -34,9 +35,11 @@ def has_link(device: torch.device) -> bool:
 class TimedStream:
     """A queue whose copies are timed. On a GPU they are events of it, which the host does not wait for."""
 
-    def __init__(self, inner: Stream, device: torch.device) -> None:
+    def __init__(
+        self, inner: Stream, device: torch.device, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         on_stream = isinstance(inner, CudaStream)
-        self._inner, self._marks = inner, Marks(device if on_stream else torch.device("cpu"))
+        self._inner, self._marks = inner, Marks(device if on_stream else torch.device("cpu"), clock)
         self._copies: deque[tuple[int, list[Mark]]] = deque()
         """Of which bytes, and when each began and ended; in the order of the queue."""
         self.bytes, self.seconds = 0, 0.0
@@ -74,8 +77,11 @@ class TimedStream:
 class LinkPace:
     """Of both directions of a run's link."""
 
-    def __init__(self, streams: Streams, device: torch.device) -> None:
-        self._queues = {LOAD: TimedStream(streams.load, device), STORE: TimedStream(streams.store, device)}
+    def __init__(
+        self, streams: Streams, device: torch.device, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        queues = {LOAD: streams.load, STORE: streams.store}
+        self._queues = {direction: TimedStream(each, device, clock) for direction, each in queues.items()}
         self.streams = Streams(self._queues[LOAD], streams.compute, streams.update, self._queues[STORE])
         """The same queues, timed."""
         self.rates = {direction: UsualRate(LEAST_BYTES, SLOW, SLOW_ENOUGH) for direction in self._queues}

@@ -109,11 +109,12 @@ class Trainer:
         streams: Streams | None = None,
         swap_streams: Streams | None = None,
         scratch: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Streams are those of the device, unless they are given (`swap_streams`: for inputs of blocks on the host, apart from
-        the others); `scratch` is the folder for state on disk."""
+        the others); `scratch` is the folder for state on disk; `clock` tells the seconds of the host."""
         ranks = ranks or Alone()
-        self.spec, self.plan, self.device = spec, plan, device
+        self.spec, self.plan, self.device, self._now = spec, plan, device, clock
         source: Source = IN_MODEL
         if plan.sharding == PARAMETERS:
             self.model, source = recipe.build_in_parts()
@@ -128,7 +129,7 @@ class Trainer:
         self.streams = streams or open_streams(device, gated=plan.gated, on_host=streamed)
         self.link: LinkPace | None = None
         if has_link(device):
-            self.link = LinkPace(self.streams, device)
+            self.link = LinkPace(self.streams, device, clock)
             self.streams = self.link.streams
         home = self.host_arena if streamed else self.device_arena  # of weights and gradients
         self._frozen: dict[int, FrozenBlock] = {}
@@ -151,7 +152,7 @@ class Trainer:
             source=source,
         )
         _move_buffers(self.model, device)
-        self.clock = StepClock(device)
+        self.clock = StepClock(device, clock)
         self.perturbation: Perturbation | None = None  # None: steps have a backward pass
         if zeroth_order:
             self.perturbation = Perturbation(self.model, self.groups, plan, self.device_arena)
@@ -315,7 +316,7 @@ class Trainer:
 
     def step(self, data: Packed) -> StepResult:
         """Train on the batch of the next step."""
-        started = time.monotonic()
+        started = self._now()
         self.clock.begin()
         length, parts, left_out = self.length, self.micro_batches(data), self._left_out()
         rate = learning_rate(self.spec.optimizer, self.done, self.spec.steps)
@@ -346,7 +347,7 @@ class Trainer:
         self.clock.ended("update")
         self.clock.finish()
         self.done += 1
-        seconds = time.monotonic() - started
+        seconds = self._now() - started
         tokens = self.spec.batch.sequences * length
         whole = length == self.spec.data.sequence_length
         result = StepResult(self.done, value, norm, rate, seconds, tokens, whole)
