@@ -49,6 +49,18 @@ from .columns import (
     without,
 )
 from .mix_search import Cuts, Exchange, improved
+from .spread import (
+    Level,
+    Shares,
+    capacity,
+    carried_at,
+    check,
+    prices_of,
+    served_by,
+    share_rows,
+    spread,
+    weights_of,
+)
 
 __all__ = [
     "Column",
@@ -61,6 +73,7 @@ __all__ = [
     "allowed",
     "best_single_type",
     "binding",
+    "capacity",
     "carried_at",
     "cheapest",
     "domains_of",
@@ -77,10 +90,6 @@ _LEAST = 0.25
 """With less of it left, the search does not begin where there is a mix."""
 
 
-_Shares = list[tuple[int, str, int]]
-"""(bucket, column, variable)."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Problem:
     columns: tuple[Column, ...]
@@ -93,9 +102,7 @@ class _Problem:
     @property
     def served(self) -> list[int]:
         """Buckets with load that some column can serve."""
-        return [
-            b for b, rate in enumerate(self.load) if rate > 0 and any(c.rates[b] > 0 for c in self.columns)
-        ]
+        return served_by(self.columns, self.load)
 
     def upper(self, column: Column) -> int:
         """The most replicas of a column that can be of use."""
@@ -153,7 +160,7 @@ def cheapest(
     problem = _Problem(
         tuple(columns), tuple(load), limits or Limits(), switching or Switching(), least or {}, most or {}
     )
-    _check(problem)
+    check(problem.columns, problem.load)
     budget, last = _Budget.of(effort or Effort()), dict(incumbent or {})
     if all(c.power_cap >= 1 for c in problem.columns):
         found = _found(problem, budget, last)
@@ -215,69 +222,6 @@ def _swapped(problem: _Problem, replicas: dict[str, int], less: str, more: str) 
     return step if cheap and allowed(problem.columns, step, problem.limits) else None
 
 
-def spread(columns: Sequence[Column], load: Sequence[float], replicas: Mapping[str, int]) -> Mix:
-    """Routing weights over the replicas that there are: what keeps the fullest column least full.
-
-    `carried` is 1 if no column is overloaded, else the part that each takes without overload."""
-    problem = _Problem(tuple(columns), tuple(load), Limits(), Switching(), {}, {})
-    _check(problem)
-    live = [c for c in columns if replicas.get(c.key, 0) > 0]
-    level = _Level(problem, live)
-    level.fill(replicas)
-    cost = sum(c.cost_per_h * replicas.get(c.key, 0) for c in columns)
-    fullest = level.fullest if math.isfinite(level.fullest) else 0.0
-    nowhere = tuple(b for b, rate in enumerate(load) if rate > 0 and not any(c.rates[b] > 0 for c in live))
-    carried = min(1.0, 1 / fullest) if fullest > 0 else 1.0
-    weights = _weights(level.shares, level.x, len(load))
-    return Mix(dict(replicas), weights, cost, cost, carried, nowhere, fullest=fullest)
-
-
-class _Level:
-    """Shares that keep the fullest column least full, for one number of replicas after the other."""
-
-    def __init__(self, problem: _Problem, columns: Sequence[Column]) -> None:
-        """
-        Args:
-            columns: those that may have replicas; what none of them serves is left out.
-        """
-        program = highs.Program()
-        self._fullest = program.variable(1.0, 0.0, math.inf)
-        self.shares, terms = _share_rows(program, problem, [0.0] * len(problem.load), columns)
-        self._rows = {c.key: program.row([*terms[c.key], (self._fullest, -1.0)], high=0.0) for c in columns}
-        self._program = highs.Linear(program)
-        self.fullest = math.inf
-        """What that column is used; above 1: the load is not carried. Infinite: no replica serves some of it."""
-        self.x: Sequence[float] = ()
-        self.prices: Mapping[str, float] = {}
-        """How much less full the fullest would be with one more replica of each column."""
-
-    def fill(self, replicas: Mapping[str, int]) -> None:
-        """Share the load among these."""
-        for key, row in self._rows.items():
-            self._program.set_coefficient(row, self._fullest, -float(replicas.get(key, 0)))
-        solution = self._program.solve()
-        if solution is None:
-            self.fullest, self.x, self.prices = math.inf, (), {}
-        else:
-            self.fullest, self.x = solution.x[self._fullest], solution.x
-            self.prices = _prices(solution, self._rows)
-
-
-def _prices(solution: highs.Solution, rows: Mapping[str, int]) -> dict[str, float]:
-    """What a replica more of each column is worth, from the rows that no replica is overloaded."""
-    return {key: -solution.duals[row] for key, row in rows.items()} if solution.duals else {}
-
-
-def capacity(columns: Sequence[Column], shares: Sequence[float], replicas: Mapping[str, int]) -> float:
-    """Requests per second, `shares` of them in each bucket, that these replicas carry within the SLO."""
-    return carried_at(spread(columns, shares, replicas), shares)
-
-
-def carried_at(level: Mix, shares: Sequence[float]) -> float:
-    """The same from what `spread` said for these shares."""
-    return sum(shares) / level.fullest if level.fullest > 0 else 0.0
-
-
 def binding(
     columns: Sequence[Column], load: Sequence[float], limits: Limits, carried: float, effort: Effort
 ) -> LimitKind | None:
@@ -304,23 +248,8 @@ def best_single_type(
 ) -> dict[str, int] | None:
     """The cheapest single column that carries all of the load alone and within the limits; None if none does."""
     problem = _Problem(tuple(columns), tuple(load), limits or Limits(), Switching(), {}, {})
-    _check(problem)
+    check(problem.columns, problem.load)
     return _best_single(problem)
-
-
-def _check(problem: _Problem) -> None:
-    if not problem.columns:
-        raise ServingModelError("there is no pool to choose from")
-    keys = [c.key for c in problem.columns]
-    if len(set(keys)) != len(keys):
-        raise ServingModelError(f"a column is named twice: {', '.join(sorted(keys))}")
-    for column in problem.columns:
-        if len(column.rates) != len(problem.load):
-            raise ServingModelError(
-                f"{column.key} has rates for {len(column.rates)} buckets, the load has {len(problem.load)}"
-            )
-    if any(not math.isfinite(rate) or rate < 0 for rate in problem.load):
-        raise ServingModelError("the load of a bucket is negative or not a number")
 
 
 def _best_single(problem: _Problem) -> dict[str, int] | None:
@@ -338,27 +267,6 @@ def _best_single(problem: _Problem) -> dict[str, int] | None:
         ):
             found.append((problem.objective(replicas), column.key, replicas))
     return min(found)[2] if found else None
-
-
-def _share_rows(
-    program: highs.Program, problem: _Problem, unserved_cost: Sequence[float], live: Sequence[Column]
-) -> tuple[_Shares, dict[str, list[tuple[int, float]]]]:
-    """Variables of the shares, the row that carries each bucket, and the work terms by column."""
-    shares: _Shares = []
-    terms: dict[str, list[tuple[int, float]]] = {c.key: [] for c in live}
-    for bucket in problem.served:
-        row: list[tuple[int, float]] = []
-        for column in live:
-            if column.rates[bucket] > 0:
-                variable = program.variable(0.0, 0.0, 1.0)
-                shares.append((bucket, column.key, variable))
-                row.append((variable, 1.0))
-                terms[column.key].append((variable, problem.load[bucket] / column.rates[bucket]))
-        if unserved_cost[bucket] > 0:
-            row.append((program.variable(unserved_cost[bucket], 0.0, 1.0), 1.0))
-        if row:
-            program.row(row, low=1.0, high=1.0)
-    return shares, terms
 
 
 def _solve(
@@ -381,7 +289,7 @@ def _solve(
             program.row([(dropped, 1.0), (counts[column.key], 1.0)], low=now)
         extra.append((column, now, started, dropped))
     penalty = [0.0 if all_carried else _penalty(problem, b) for b in range(len(problem.load))]
-    shares, terms = _share_rows(program, problem, penalty, problem.columns)
+    shares, terms = share_rows(program, problem.columns, problem.load, penalty)
     carry = {c.key: program.row([*terms[c.key], (counts[c.key], -1.0)], high=0.0) for c in problem.columns}
     for row, low, high in limit_rows(problem.columns, problem.limits):
         program.row([(counts[c.key], weight) for c, weight in row], low=low, high=high)
@@ -449,7 +357,7 @@ def _first(
     if rounded is None:
         return None
 
-    level, by_key = _Level(problem, problem.columns), {c.key: c for c in problem.columns}
+    level, by_key = Level(problem.columns, problem.load), {c.key: c for c in problem.columns}
 
     def missing(replicas: Mapping[str, int]) -> Mapping[str, float] | None:
         level.fill(replicas)
@@ -479,7 +387,7 @@ def _dived(
     if solution is None:
         return None
     while free and not deadline.is_past:
-        cuts.add(_prices(solution, carry))
+        cuts.add(prices_of(solution, carry))
         x = solution.x
         key = min(free, key=lambda k: (abs(x[free[k]] - round(x[free[k]])), k))
         variable = free.pop(key)
@@ -512,7 +420,7 @@ def _start(
     program: highs.Program,
     counts: Mapping[str, int],
     extra: Sequence[tuple[Column, int, int | None, int | None]],
-    shares: _Shares,
+    shares: Shares,
     known: Sequence[Mapping[str, int]],
     held: Sequence[tuple[str, int]],
 ) -> list[float] | None:
@@ -544,10 +452,10 @@ def _start(
 
 
 def _read(
-    problem: _Problem, counts: Mapping[str, int], shares: _Shares, x: Sequence[float], optimal: bool
+    problem: _Problem, counts: Mapping[str, int], shares: Shares, x: Sequence[float], optimal: bool
 ) -> Mix:
     replicas = {key: round(x[variable]) for key, variable in counts.items()}
-    weights = _weights(shares, x, len(problem.load))
+    weights = weights_of(shares, x, len(problem.load))
     served = set(problem.served)
     impossible = tuple(b for b, rate in enumerate(problem.load) if rate > 0 and b not in served)
     cost = sum(c.cost_per_h * replicas[c.key] for c in problem.columns)
@@ -562,7 +470,7 @@ def _read(
     )
 
 
-def _carried(problem: _Problem, shares: _Shares, x: Sequence[float]) -> float:
+def _carried(problem: _Problem, shares: Shares, x: Sequence[float]) -> float:
     by_bucket = dict.fromkeys(problem.served, 0.0)
     for bucket, _, variable in shares:
         by_bucket[bucket] += x[variable]
@@ -570,15 +478,3 @@ def _carried(problem: _Problem, shares: _Shares, x: Sequence[float]) -> float:
     total = sum(work.values())
     carried = sum(work[b] * min(1.0, by_bucket[b]) for b in problem.served)
     return 1.0 if total <= 0 or carried >= total * (1 - TOLERANCE) else carried / total
-
-
-def _weights(shares: _Shares, x: Sequence[float], buckets: int) -> tuple[Mapping[str, float], ...]:
-    weights: list[dict[str, float]] = [{} for _ in range(buckets)]
-    for bucket, key, variable in shares:
-        if x and x[variable] > TOLERANCE:
-            weights[bucket][key] = x[variable]
-    totals = [sum(row.values()) for row in weights]
-    return tuple(
-        {key: share / total for key, share in row.items()} if total > 0 else {}
-        for row, total in zip(weights, totals, strict=True)
-    )

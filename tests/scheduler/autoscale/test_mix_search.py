@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import pytest
 
 from busbar.scheduler import highs
-from busbar.scheduler.autoscale import mix
 from busbar.scheduler.autoscale.mix import Column, Effort, best_single_type, cheapest, spread
 from busbar.scheduler.autoscale.mix_search import Cuts, Exchange, improved
+from busbar.scheduler.autoscale.spread import Level
 from busbar.scheduler.highs import Deadline, Solution
 
 FOREVER, PAST = Deadline(0.0, math.inf), Deadline(0.0, 0.0)
@@ -69,8 +69,7 @@ def test_the_prices_of_an_overloaded_mix_forbid_it() -> None:
             continue
         tried += 1
         cuts = Cuts(work(columns, load))
-        problem = mix._Problem(tuple(columns), tuple(load), mix.Limits(), mix.Switching(), {}, {})
-        level = mix._Level(problem, columns)
+        level = Level(columns, load)
         level.fill(replicas)
         cuts.add(level.prices)
         assert cuts.forbid(replicas)
