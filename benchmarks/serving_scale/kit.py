@@ -66,6 +66,7 @@ def _plan(
     pools: str = POOLS,
     failures: Failures | None = None,
     zones: int = 0,
+    reserve: float = 0.0,
     least: int = 1,
     calm: Sequence[ServingResult] = (),
 ) -> Plan:
@@ -84,6 +85,7 @@ def _plan(
         failures=failures or Failures(),
         min_replicas=least,
         min_zones=zones,
+        zone_reserve=reserve,
     )
 
     def progress(name: str, done: float, total: float) -> None:
@@ -198,15 +200,24 @@ def failing(data: Path) -> list[Row]:
 
 
 def failing_zones(data: Path) -> list[Row]:
-    """The same with two zones of each pool, and replicas in one or in both."""
+    """The same with two zones of each pool, and replicas in one or in both, or with what carries the load in either."""
     trace = servegen(data / "servegen/m-small", 2, 60)
     rows = []
-    for name, zones in (
-        ("node MTBF 6 h, two of each node, at least 2 replicas", 0),
-        ("the same in two zones", 2),
+    for name, zones, reserve in (
+        ("node MTBF 6 h, two of each node, at least 2 replicas", 0, 0.0),
+        ("the same in two zones", 2, 0.0),
+        ("the same in two zones, each of which carries the load (zone reserve 1)", 2, 1.0),
     ):
-        failures = Failures(node_mtbf_s=6 * 3600.0)
-        found = _plan(trace, 60, policies=("busbar",), pools=ZONES, failures=failures, zones=zones, least=2)
+        found = _plan(
+            trace,
+            60,
+            policies=("busbar",),
+            pools=ZONES,
+            failures=Failures(node_mtbf_s=6 * 3600.0),
+            zones=zones,
+            reserve=reserve,
+            least=2,
+        )
         row = _row(f"ServeGen m-small day 2, 60 s start, {name}", found, **FAILING)
         rows.append(_with_failures(row, found, 6.0))
     return rows

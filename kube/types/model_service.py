@@ -91,6 +91,14 @@ class Warm(SpecModel):
 class Scaling(SpecModel):
     """When replicas are added and removed."""
 
+    rules = (
+        Rule(
+            cel="!has(self.zoneReserve) || has(self.minZones)",
+            message="zoneReserve needs minZones: it is kept for the loss of one of these zones",
+            holds=lambda scaling: scaling.zone_reserve is None or scaling.min_zones is not None,
+        ),
+    )
+
     idle_seconds: Annotated[int, Field(ge=1, le=604_800)] = Field(
         default=300,
         description="With minReplicas 0: seconds without a request before the last replica is removed.",
@@ -125,6 +133,11 @@ class Scaling(SpecModel):
         default=None,
         description="Replicas stand in at least so many zones (topology.kubernetes.io/zone); a pool is in a zone if all of "
         "its nodes are. Needs slo.ttftMilliseconds.",
+    )
+    zone_reserve: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None,
+        description="With any one zone lost, the replicas in the others carry this part of the load for which replicas are chosen. "
+        "Needs minZones. Default: nothing is kept for that.",
     )
 
 

@@ -216,15 +216,16 @@ def limits_of(
         stock[name] = now if name in blocked else max(most, now)
     ceiling = max(spec.replica_ceiling, spec.min_replicas, 1)
     rows = no_less_than(seen.room.rows, target) if seen.room is not None else ()
-    zones = domains_of([column for column in columns if stock.get(column.pool, 0) > 0])
-    return Limits(
+    limits = Limits(
         stock=stock,
         quota=ceiling,
         budget_per_h=spec.scaling.max_cost_per_hour if priced(seen.pools) else None,
         min_replicas=max(spec.min_replicas, 1),
-        min_domains=min(spec.scaling.min_zones or 0, len(zones)),
+        min_domains=spec.scaling.min_zones or 0,
+        domain_reserve=spec.scaling.zone_reserve or 0.0,
         rows=rows,
     )
+    return limits.over_domains(columns)
 
 
 def split(

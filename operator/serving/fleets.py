@@ -41,12 +41,18 @@ from busbar.operator.serving.fleet_input import (
 )
 from busbar.operator.serving.power_caps import Capping, as_measured, caps_of
 from busbar.operator.serving.replica_speed import Speeds, slo_of, speeds
-from busbar.operator.serving.room import held_back, held_back_sentence, out_of_stock, zones_missing
+from busbar.operator.serving.room import (
+    held_back,
+    held_back_sentence,
+    out_of_stock,
+    reserve_missing,
+    zones_missing,
+)
 from busbar.operator.serving.shares import Shares, shares_now
 from busbar.operator.serving.sizes import Sizes
 from busbar.operator.serving.trust import WINDOW_S, Trust
 from busbar.scheduler.autoscale.fleet import RATE_S, Cause, Fleet, Observation
-from busbar.scheduler.autoscale.mix import Column, LimitKind, capacity, carried_at, spread
+from busbar.scheduler.autoscale.mix import Column, LimitKind, Limits, capacity, carried_at, spread
 from busbar.scheduler.autoscale.step_model import Slo
 from busbar.scheduler.errors import ServingModelError
 
@@ -303,8 +309,9 @@ def _plan(state: _State, seen: Seen, demand: ServiceDemand) -> Plan:
 def _in_flight(state: _State, seen: Seen, why: str, unreachable: str | None = None) -> Plan:
     state.target, state.change, state.held, state.over_since_s = None, None, None, None
     _rest(state, seen)
-    zones = seen.service.spec.scaling.min_zones is not None
-    also = " Meanwhile scaling.minZones is not looked at." if zones else ""
+    scaling = seen.service.spec.scaling
+    zones = "scaling.minZones is" if scaling.zone_reserve is None else "scaling.minZones and zoneReserve are"
+    also = f" Meanwhile {zones} not looked at." if scaling.min_zones is not None else ""
     return Plan(message=f"Replicas are counted by requests in flight: {why}.{also}", unreachable=unreachable)
 
 
@@ -409,7 +416,7 @@ def _decide(state: _State, seen: Seen, fleet: Fleet, rate: float, demand: Servic
     room = _rooms(state, seen, fleet).all_ready
     if decision is not None:
         state.target = {name: count for name, count in decision.target.items() if count}
-        said = _sentence(decision.cause, decision.load_rps, rate, room, fleet.limits.min_domains)
+        said = _sentence(decision.cause, decision.load_rps, rate, room, fleet.limits)
         state.change = Change(CAUSES[decision.cause], said, decision.load_rps, room)
     if fleet.limited is not None:
         load = fleet.wanted_rps
@@ -485,7 +492,9 @@ def _within_bounds(state: _State, fleet: Fleet, target: dict[str, int]) -> None:
         state.change = Change(ScalingCause.BOUNDS, f"The service has {least} to {most} replicas.")
 
 
-def _sentence(cause: Cause, load: float, rate: float, room: float, zones: int) -> str:
+def _sentence(cause: Cause, load: float, rate: float, room: float, limits: Limits) -> str:
+    part = 100 * limits.domain_reserve
+    reserve = f", and to carry {part:.0f} % of the load without any one of them" if part else ""
     have = f"the ready replicas sustain {room:.3g}"
     return {
         Cause.PANIC: f"{rate:.3g} requests/s came in the last ten seconds, or the oldest waited too long; {have}.",
@@ -493,7 +502,7 @@ def _sentence(cause: Cause, load: float, rate: float, room: float, zones: int) -
         Cause.IDLE: f"The load of the last minutes needs fewer, {load:.3g} requests/s are expected; {have}.",
         Cause.SWITCH: f"Another mix of types carries {load:.3g} requests/s for less.",
         Cause.BUDGET: "The replicas cost more than spec.scaling.maxCostPerHour; the mix within it that carries most remains.",
-        Cause.DOMAINS: f"Replicas are to stand in {zones} zones.",
+        Cause.DOMAINS: f"Replicas are to stand in {limits.min_domains} zones{reserve}.",
     }[cause]
 
 
@@ -512,8 +521,10 @@ def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: 
     )
     if not message and ahead is not None:
         message = held_back(fleet.columns, fleet.limits, target, rooms.each, ahead.upper)
-    message = message or zones_missing(seen.service.spec.scaling.min_zones, fleet.limits, seen.room)
-    if not message and seen.service.spec.scaling.max_cost_per_hour is not None and not priced(seen.pools):
+    scaling = seen.service.spec.scaling
+    message = message or zones_missing(scaling.min_zones, fleet.limits, seen.room)
+    message = message or reserve_missing(scaling.zone_reserve, fleet.exposed)
+    if not message and scaling.max_cost_per_hour is not None and not priced(seen.pools):
         message = "scaling.maxCostPerHour limits nothing: not every pool has a pricePerHour."
     message = message or window_too_short(seen.service, fleet.settings.start_s)
     if not message and state.speeds.refused:

@@ -126,3 +126,17 @@ def zones_missing(asked: int | None, limits: Limits, room: ServiceRoom | None) -
         f"scaling.minZones is {asked}, and the pools that the service may use have room in {limits.min_domains}{named}."
         " A pool is in a zone if all of its nodes have that label."
     )
+
+
+def reserve_missing(asked: float | None, lost: tuple[float, str] | None) -> str:
+    """That there is no room for what `scaling.zoneReserve` asks for; empty where there is.
+
+    Args:
+        lost: the part of the load that is carried without a zone, and that zone, where that is too little.
+    """
+    if asked is None or lost is None:
+        return ""
+    return (
+        f"scaling.zoneReserve is {asked:g}, and there is room for replicas that carry {100 * lost[0]:.0f} % of the load without"
+        f" zone {lost[1]}."
+    )

@@ -15,9 +15,10 @@ from busbar.kube.types.model_service import ModelServiceSpec
 from busbar.operator.serving.fleet_input import Seen, columns_of, priced, ways_of
 from busbar.operator.serving.power_caps import capped_sentences
 from busbar.operator.serving.replica_speed import Speeds, speeds
-from busbar.operator.serving.room import zones_missing
+from busbar.operator.serving.room import reserve_missing, zones_missing
 from busbar.operator.serving.sizes import Sizes
 from busbar.scheduler.autoscale.caps import carrying, decided, weighed
+from busbar.scheduler.autoscale.domain_loss import worst_loss
 from busbar.scheduler.autoscale.mix import (
     Column,
     Effort,
@@ -26,7 +27,6 @@ from busbar.scheduler.autoscale.mix import (
     allowed,
     capacity,
     cheapest,
-    domains_of,
     held_back_by,
 )
 from busbar.scheduler.autoscale.step_model import Slo
@@ -86,7 +86,11 @@ def service_plan(seen: Seen, sizes: Sizes, trust: float, asked: ServicePlanReque
             for c in columns
         ),
         cost_per_hour=round(mix.cost_per_h, 6) if in_money else None,
-        notes=(*capped_sentences(caps), *_notes(seen, known, mix, trust, in_money, limits)),
+        notes=(
+            *capped_sentences(caps),
+            *_zone_notes(seen, columns, load, mix, limits),
+            *_notes(seen, known, mix, trust, in_money),
+        ),
     )
     return _framed(answer, slo, sizes)
 
@@ -112,18 +116,19 @@ def _limits(seen: Seen, columns: Iterable[Column]) -> Limits:
     if room is not None:
         stock = {name: min(stock.get(name, count), count) for name, count in room.stock.items()}
     least = max(seen.service.spec.min_replicas, 1)
-    zones = domains_of([column for column in columns if stock.get(column.pool, 1) > 0])
-    return Limits(
+    limits = Limits(
         stock=stock,
         min_replicas=least,
-        min_domains=min(seen.service.spec.scaling.min_zones or 0, len(zones)),
+        min_domains=seen.service.spec.scaling.min_zones or 0,
+        domain_reserve=seen.service.spec.scaling.zone_reserve or 0.0,
         rows=room.rows if room is not None else (),
     )
+    return limits.over_domains(columns)
 
 
 def _alone(column: Column, load: Sequence[float], limits: Limits) -> int | None:
     """Replicas of one pool that carry the load without the others, in one zone."""
-    limits = replace(limits, min_domains=0)
+    limits = replace(limits, min_domains=0, domain_reserve=0.0)
     if not allowed([column], {column.key: limits.min_replicas}, limits):
         return None
     mix = cheapest([column], load, limits, effort=EFFORT)
@@ -153,9 +158,20 @@ def _reason(mix: Mix, rate: float, sizes: Sizes, rows: Sequence[str]) -> str:
     )
 
 
-def _notes(
-    seen: Seen, known: Speeds, mix: Mix, trust: float, in_money: bool, limits: Limits
+def _zone_notes(
+    seen: Seen, columns: Sequence[Column], load: Sequence[float], mix: Mix, limits: Limits
 ) -> tuple[str, ...]:
+    """In which zones the replicas cannot stand, and what they do not carry without one."""
+    scaling = seen.service.spec.scaling
+    lost = worst_loss(columns, load, mix.replicas)
+    found = (
+        zones_missing(scaling.min_zones, limits, seen.room),
+        reserve_missing(scaling.zone_reserve, lost if lost[0] < limits.domain_reserve * WHOLE else None),
+    )
+    return tuple(filter(None, found))
+
+
+def _notes(seen: Seen, known: Speeds, mix: Mix, trust: float, in_money: bool) -> tuple[str, ...]:
     """What is not known, and what would stop the service from having the mix."""
     spec, count = seen.service.spec, sum(mix.replicas.values())
     found = [_sentence(why) for why in sorted({*known.refused.values(), *known.predicted.values()})]
@@ -172,8 +188,6 @@ def _notes(
     most, cost = spec.scaling.max_cost_per_hour, mix.cost_per_h
     if most is not None and in_money and cost > most:
         found.append(f"spec.scaling.maxCostPerHour allows {most:g}; this mix costs {cost:g}.")
-    zones = zones_missing(spec.scaling.min_zones, limits, seen.room)
-    found += [zones] if zones else []
     return (*found, NOT_LOOKED_AT if seen.room is not None else NOTHING_PLANNED)
 
 

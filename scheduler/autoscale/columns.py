@@ -83,8 +83,19 @@ class Limits:
     """Replicas per failure domain."""
     min_domains: int = 0
     """Failure domains that hold a replica, at least. Columns without a domain are in none."""
+    domain_reserve: float = 0.0
+    """The part of the load that the replicas outside of any one failure domain must carry, too (`domain_loss.py`)."""
     rows: tuple[Row, ...] = ()
     """Whatever else is limited."""
+
+    def over_domains(self, columns: Iterable[Column]) -> Limits:
+        """With no more failure domains than have stock for these columns, and without a reserve where that is one."""
+        domains = {c.failure_domain for c in columns if self.stock.get(c.pool, 1) > 0} - {""}
+        return replace(
+            self,
+            min_domains=min(self.min_domains, len(domains)),
+            domain_reserve=self.domain_reserve if len(domains) > 1 else 0.0,
+        )
 
 
 @dataclass(frozen=True, slots=True)

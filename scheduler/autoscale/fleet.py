@@ -12,8 +12,8 @@ In this order:
   added cheapest first; where the whole mix chosen anew is cheaper by more than `resolve_gain`, the new types start and
   the old ones leave when those are ready.
 - budget: where what is live costs more per hour than it may, the mix within the budget that carries most remains.
-- domains: where what is live stands in too few failure domains, the mix that does not is started beside it, or in its
-  place where there is no room for both.
+- domains: where what is live stands in too few failure domains, or would carry too little without one of them, the mix of which
+  that is not so is started beside it, or in its place where there is no room for both.
 - switch: where another mix is cheaper by more than `resolve_gain`, for the load of the last `down_after_s` and for what is
   expected, it is started beside what is live.
 - idle: what the load of the last `down_after_s` did not need leaves, one type at a time, none of which a replica may
@@ -34,6 +34,7 @@ from ..errors import ServingModelError
 from .columns import TOLERANCE, LimitKind, domains_of
 from .day_profile import DayProfile
 from .demand_forecast import BIN_S, DemandForecast, ForecastSettings
+from .domain_loss import bears_loss, worst_loss
 from .mix import Column, Effort, Limits, Mix, Switching, allowed, binding, cheapest, spread
 from .step_model import Slo
 
@@ -150,6 +151,9 @@ class Fleet:
     """What kept the last addition from carrying its whole load; None: nothing, or there was none since the load fits."""
     wanted_rps: float = 0.0
     """The load of that addition."""
+    exposed: tuple[float, str] | None = None
+    """Less than `Limits.domain_reserve`, although nothing can be added for it: the part of the load that is carried without a failure
+    domain, and that domain."""
     _shares: list[float] = field(default_factory=list)
     _next_bin_s: float = 0.0
     _next_plan_s: float = 0.0
@@ -313,10 +317,26 @@ class Fleet:
         level = spread(self.columns, load, live)
         if level.fullest > 1 or self._misses(load, live):
             return self._add(load, live, seen.now_s)
-        self.limited = None
+        self.limited = self.exposed = None
         if self._in_too_few_domains(live):
             return self._over_domains(load, live)
-        return self._remove(load, seen)
+        reserve = self._reserved(load, live)
+        return reserve if reserve is not None else self._remove(load, seen)
+
+    def _reserved(self, load: Sequence[float], live: Mapping[str, int]) -> Decision | None:
+        """What is missing for the loss of a failure domain; None: nothing, or nothing that can be added."""
+        if bears_loss(self.columns, load, live, self.limits):
+            return None
+        try:
+            added = self._cheapest(load, least=live).replicas
+        except ServingModelError:
+            added = live  # it is above the limits already
+        if not bears_loss(self.columns, load, added, self.limits):
+            added = self._over_domains(load, live).target
+        before, after = (worst_loss(self.columns, load, replicas) for replicas in (live, added))
+        if after[0] < self.limits.domain_reserve - TOLERANCE:
+            self.exposed = after
+        return Decision(added, Cause.DOMAINS, sum(load)) if after[0] > before[0] + TOLERANCE else None
 
     def _over_domains(self, load: Sequence[float], live: Mapping[str, int]) -> Decision:
         """What is live stands in too few failure domains: the mix that does not, beside it where there is room."""
@@ -407,10 +427,23 @@ class Fleet:
         for key in sorted(surplus, key=lambda key: (-surplus[key], key)):
             target = dict(live) | {key: kept.replicas[key]}
             ready = {k: min(count, target.get(k, 0)) for k, count in seen.ready.items()}
-            if spread(self.columns, load, ready).fullest <= 1 and not self._misses(load, ready):
+            if (
+                spread(self.columns, load, ready).fullest <= 1
+                and not self._misses(load, ready)
+                and self._as_reserved(load, seen.ready, ready)
+            ):
                 self._last_removal_s = seen.now_s
                 return Decision(target, Cause.IDLE, sum(load))
         return None
+
+    def _as_reserved(
+        self, load: Sequence[float], before: Mapping[str, int], after: Mapping[str, int]
+    ) -> bool:
+        """Whether the loss of a failure domain is borne after a removal, or at least as well as before it."""
+        if bears_loss(self.columns, load, after, self.limits):
+            return True
+        was, is_now = (worst_loss(self.columns, load, replicas)[0] for replicas in (before, after))
+        return is_now >= was - TOLERANCE
 
     def _beside(self, whole: Mix, live: Mapping[str, int]) -> dict[str, int] | None:
         """The new mix beside the old replicas, if the limits leave room for both."""

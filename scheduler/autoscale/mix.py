@@ -9,10 +9,12 @@ of a replica. With n_j replicas of column j and the share x_bj of bucket b that 
                Σ_b load_b / rates_j[b] · x_bj <= n_j   no replica is overloaded
                accelerators per pool <= stock, over all <= quota; watts per domain; cost per hour <= budget
                replicas >= the minimum, in all and per failure domain; failure domains that hold one >= the minimum
+               for each failure domain, other shares with which the replicas outside of it carry the reserve
 
 Only n is integer: a share is how the gateway splits a bucket, and needs no slices. This is the program of Mélange
 (arXiv:2404.14527) with continuous shares and the rows it leaves out. Where the load exceeds what the rows allow, a
-second program carries as much as possible and `Mix.carried` says how much.
+second program carries as much as possible and `Mix.carried` says how much. The reserve for the loss of a failure domain comes
+after the load: where there is no room for both, the domain whose loss leaves least leaves as much as the load has room for.
 
 A column may be another one of its pool under a power cap: less rate for fewer watts at the same cost. Such columns can help
 only where watts bind, so the mix is first sought without them and without the rows of power, and taken if it keeps these.
@@ -48,6 +50,7 @@ from .columns import (
     too_tight,
     without,
 )
+from .domain_loss import losses
 from .mix_search import Cuts, Exchange, improved
 from .spread import (
     Level,
@@ -180,7 +183,16 @@ def cheapest(
 def _found(problem: _Problem, budget: _Budget, incumbent: dict[str, int]) -> Mix | None:
     """The cheapest that carries the load, else the one that carries most; None: the limits forbid the minimum replicas."""
     known = [single for single in [_best_single(problem), incumbent] if single]
-    return _solve(problem, budget, known) or _solve(problem, budget, [], all_carried=False)
+    found = _solve(problem, budget, known)
+    if found is None and problem.limits.domain_reserve > 0:
+        found = _solve(problem, budget, [], all_reserved=False)
+        problem = _without_reserve(problem)
+        found = found or _solve(problem, budget, known)
+    return found or _solve(problem, budget, [], all_carried=False)
+
+
+def _without_reserve(problem: _Problem) -> _Problem:
+    return replace(problem, limits=replace(problem.limits, domain_reserve=0.0))
 
 
 def _without_caps(problem: _Problem, budget: _Budget, incumbent: dict[str, int]) -> Mix | None:
@@ -209,7 +221,7 @@ def _lifted(problem: _Problem, budget: _Budget, mix: Mix) -> Mix:
                 replicas = step
     if replicas == dict(mix.replicas):
         return mix
-    fixed = replace(problem, least=replicas, most=replicas)
+    fixed = replace(_without_reserve(problem), least=replicas, most=replicas)
     return _solve(fixed, budget, [], all_carried=mix.carried >= 1) or mix
 
 
@@ -269,13 +281,29 @@ def _best_single(problem: _Problem) -> dict[str, int] | None:
     return min(found)[2] if found else None
 
 
-def _solve(
-    problem: _Problem, budget: _Budget, known: Sequence[Mapping[str, int]], all_carried: bool = True
-) -> Mix | None:
-    effort, deadline = budget.effort, budget.deadline
-    program = highs.Program()
+@dataclass(frozen=True, slots=True)
+class _Carried:
+    """A load, the columns that carry it, and their shares of it in the program."""
+
+    columns: Sequence[Column]
+    load: Sequence[float]
+    shares: Shares
+
+    def by(self, replicas: Mapping[str, int]) -> tuple[Mapping[str, float], ...] | None:
+        """The shares with which these replicas carry all of it; None: they do not."""
+        routed = spread(self.columns, self.load, replicas)
+        missed = set(routed.impossible) & set(served_by(self.columns, self.load))
+        return routed.weights if routed.carried >= 1 and not missed else None
+
+
+_Changes = list[tuple[Column, int, int | None, int | None]]
+"""(column, replicas now, variable of those started, variable of those dropped)."""
+
+
+def _count_variables(program: highs.Program, problem: _Problem) -> tuple[dict[str, int], _Changes]:
+    """The replicas of each column, and what changes cost."""
     counts: dict[str, int] = {}
-    extra: list[tuple[Column, int, int | None, int | None]] = []
+    extra: _Changes = []
     for column in problem.columns:
         least, now = problem.least.get(column.key, 0), problem.switching.now.get(column.key, 0)
         upper = max(problem.upper(column), least)
@@ -288,18 +316,40 @@ def _solve(
             dropped = program.variable(column.cost_per_h * problem.switching.drop_weight, 0.0, math.inf)
             program.row([(dropped, 1.0), (counts[column.key], 1.0)], low=now)
         extra.append((column, now, started, dropped))
-    penalty = [0.0 if all_carried else _penalty(problem, b) for b in range(len(problem.load))]
-    shares, terms = share_rows(program, problem.columns, problem.load, penalty)
+    return counts, extra
+
+
+def _solve(
+    problem: _Problem,
+    budget: _Budget,
+    known: Sequence[Mapping[str, int]],
+    all_carried: bool = True,
+    all_reserved: bool = True,
+) -> Mix | None:
+    """
+    Args:
+        known: mixes that carry all and may be incumbents.
+        all_carried, all_reserved: whether the load, and the reserve for the loss of a domain, must be carried as a whole;
+            else as much as possible, whatever that costs.
+    """
+    effort, deadline = budget.effort, budget.deadline
+    program = highs.Program()
+    counts, extra = _count_variables(program, problem)
+    left_out = {} if all_carried else _left_out(program, problem)
+    shares, terms = share_rows(program, problem.columns, problem.load, left_out)
     carry = {c.key: program.row([*terms[c.key], (counts[c.key], -1.0)], high=0.0) for c in problem.columns}
     for row, low, high in limit_rows(problem.columns, problem.limits):
         program.row([(counts[c.key], weight) for c, weight in row], low=low, high=high)
     held = _domain_rows(program, problem, counts)
-    if all_carried and effort.seconds is not None:
-        first = _first(problem, program, counts, carry, deadline.at(_FIRST))
+    parts = [_Carried(problem.columns, problem.load, shares)]
+    parts += _reserve_rows(program, problem, counts, soft=not all_reserved)
+    whole = all_carried and all_reserved
+    if whole and effort.seconds is not None:
+        first = _first(problem, parts, program, counts, carry, deadline.at(_FIRST))
         if first is None:
             return None
         known = [*known, first]
-    start = _start(problem, program, counts, extra, shares, known, held) if all_carried else None
+    start = _start(problem, program, counts, extra, parts, known, held) if whole else None
     left_s, least_s = deadline.left_s, _LEAST * (effort.seconds or 0.0)
     if start is not None and left_s is not None and left_s <= least_s:
         return _read(problem, counts, shares, start, False)
@@ -335,8 +385,26 @@ def _domain_rows(
     return held
 
 
+def _reserve_rows(
+    program: highs.Program, problem: _Problem, counts: Mapping[str, int], soft: bool
+) -> list[_Carried]:
+    """For each domain that may be lost, the shares of the others in what they must carry then.
+
+    Args:
+        soft: the domain whose loss leaves most uncarried leaves as little as possible.
+    """
+    found, left_out = [], _left_out(program, problem) if soft else {}
+    for loss in losses(problem.columns, problem.load, problem.limits.domain_reserve):
+        shares, terms = share_rows(program, loss.columns, loss.load, left_out)
+        for column in loss.columns:
+            program.row([*terms[column.key], (counts[column.key], -1.0)], high=0.0)
+        found.append(_Carried(loss.columns, loss.load, shares))
+    return found
+
+
 def _first(
     problem: _Problem,
+    parts: Sequence[_Carried],
     program: highs.Program,
     counts: Mapping[str, int],
     carry: Mapping[str, int],
@@ -345,6 +413,7 @@ def _first(
     """A good mix before the search begins, for where the clock may end it early; None: none carries the load.
 
     Args:
+        parts: the load, and what must be carried without each domain.
         counts, carry: by column, the variables of the replicas, and the rows that none of them is overloaded.
     """
     cuts = Cuts(
@@ -357,11 +426,18 @@ def _first(
     if rounded is None:
         return None
 
-    level, by_key = Level(problem.columns, problem.load), {c.key: c for c in problem.columns}
+    by_key = {c.key: c for c in problem.columns}
+    level, *others = (Level(part.columns, part.load) for part in parts)
 
     def missing(replicas: Mapping[str, int]) -> Mapping[str, float] | None:
         level.fill(replicas)
-        return None if level.fullest <= 1 else level.prices
+        if level.fullest > 1:
+            return level.prices
+        for other in others:
+            other.fill(replicas)
+            if other.fullest > 1:
+                return {}  # what a replica is worth for another load says nothing of this one
+        return None
 
     def allows(replicas: Mapping[str, int]) -> bool:
         within = all(program.lower[v] <= replicas[k] <= program.upper[v] for k, v in counts.items())
@@ -406,21 +482,26 @@ def _dived(
     return {key: math.ceil(solution.x[variable] - TOLERANCE) for key, variable in counts.items()}
 
 
+def _left_out(program: highs.Program, problem: _Problem) -> dict[int, int]:
+    """For each bucket with load, the variable of the part that is not carried."""
+    return {b: program.variable(_penalty(problem, b), 0.0, 1.0) for b in problem.served}
+
+
 def _penalty(problem: _Problem, bucket: int) -> float:
     """Leaving a bucket out costs far more than carrying it on the dearest column that can."""
     costs = [
         c.cost_per_h * problem.load[bucket] / c.rates[bucket] for c in problem.columns if c.rates[bucket] > 0
     ]
     dearest = max((c.cost_per_h * (1 + problem.switching.start_weight) for c in problem.columns), default=1.0)
-    return 10 * (max(costs, default=0.0) + dearest) if bucket in problem.served else 0.0
+    return 10 * (max(costs) + dearest)
 
 
 def _start(
     problem: _Problem,
     program: highs.Program,
     counts: Mapping[str, int],
-    extra: Sequence[tuple[Column, int, int | None, int | None]],
-    shares: Shares,
+    extra: _Changes,
+    parts: Sequence[_Carried],
     known: Sequence[Mapping[str, int]],
     held: Sequence[tuple[str, int]],
 ) -> list[float] | None:
@@ -430,14 +511,15 @@ def _start(
             not program.lower[v] <= replicas.get(key, 0) <= program.upper[v] for key, v in counts.items()
         ) or not allowed(problem.columns, replicas, problem.limits):
             continue
-        routed = spread(problem.columns, problem.load, replicas)
-        if routed.carried < 1 or set(routed.impossible) & set(problem.served):
+        weights = [part.by(replicas) for part in parts]
+        if any(one is None for one in weights):
             continue
         x = [0.0] * len(program.cost)
         for key, variable in counts.items():
             x[variable] = float(replicas.get(key, 0))
-        for bucket, key, variable in shares:
-            x[variable] = routed.weights[bucket].get(key, 0.0)
+        for part, routed in zip(parts, weights, strict=True):
+            for bucket, key, variable in part.shares:
+                x[variable] = routed[bucket].get(key, 0.0) if routed is not None else 0.0
         for column, now, started, dropped in extra:
             count = replicas.get(column.key, 0)
             if started is not None:

@@ -78,7 +78,7 @@ class Level:
         """
         program = highs.Program()
         self._fullest = program.variable(1.0, 0.0, math.inf)
-        self.shares, terms = share_rows(program, columns, load, [0.0] * len(load))
+        self.shares, terms = share_rows(program, columns, load, {})
         self._rows = {c.key: program.row([*terms[c.key], (self._fullest, -1.0)], high=0.0) for c in columns}
         self._program = highs.Linear(program)
         self.fullest = math.inf
@@ -105,12 +105,12 @@ def prices_of(solution: highs.Solution, rows: Mapping[str, int]) -> dict[str, fl
 
 
 def share_rows(
-    program: highs.Program, columns: Sequence[Column], load: Sequence[float], unserved_cost: Sequence[float]
+    program: highs.Program, columns: Sequence[Column], load: Sequence[float], left_out: Mapping[int, int]
 ) -> tuple[Shares, dict[str, list[tuple[int, float]]]]:
     """Variables of the shares, the row that carries each bucket, and the work terms by column.
 
     Args:
-        unserved_cost: by bucket, of leaving all of it out; 0: it must be carried.
+        left_out: by bucket, the variable of the part that is not carried; a bucket without one is carried as a whole.
     """
     shares: Shares = []
     terms: dict[str, list[tuple[int, float]]] = {c.key: [] for c in columns}
@@ -122,8 +122,8 @@ def share_rows(
                 shares.append((bucket, column.key, variable))
                 row.append((variable, 1.0))
                 terms[column.key].append((variable, load[bucket] / column.rates[bucket]))
-        if unserved_cost[bucket] > 0:
-            row.append((program.variable(unserved_cost[bucket], 0.0, 1.0), 1.0))
+        if bucket in left_out:
+            row.append((left_out[bucket], 1.0))
         program.row(row, low=1.0, high=1.0)
     return shares, terms
 

@@ -162,6 +162,13 @@ def failure_options(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     help="Replicas stand in so many zones of the pools (scaling.minZones), whatever that costs more.",
 )
+@click.option(
+    "--zone-reserve",
+    type=FiniteRange(min=0, max=1),
+    default=0.0,
+    show_default=True,
+    help="With --min-zones: without any one zone, the other replicas carry this part of the load (scaling.zoneReserve).",
+)
 @failure_options
 @load_options
 def plan_capacity(
@@ -179,6 +186,7 @@ def plan_capacity(
     quota: int | None,
     min_replicas: int,
     min_zones: int,
+    zone_reserve: float,
     node_mtbf: float | None,
     repair: float | None,
     outages: Path | None,
@@ -219,6 +227,7 @@ def plan_capacity(
             quota=quota,
             min_replicas=min_replicas,
             min_zones=min_zones,
+            zone_reserve=zone_reserve,
             failures=read_failures(
                 node_mtbf, repair, outages, replica_mtbf, hang_mtbf, seed, nodes_of(parsed)
             ),

@@ -45,6 +45,8 @@ class Question:
     failures: Failures = field(default_factory=Failures)
     min_zones: int = 0
     """Zones of the pools in which replicas must stand."""
+    zone_reserve: float = 0.0
+    """The part of the load that the replicas outside of any one zone must carry."""
 
     def __post_init__(self) -> None:
         for name, value in (("start", self.start_s), ("wake", self.wake_s)):
@@ -68,6 +70,14 @@ class Question:
                 f"replicas are to stand in {self.min_zones} zones, with pools in {len(zones)} and at least"
                 f" {self.min_replicas} replicas; name more zones (--pools TYPE:ZONE=…), or raise --min-replicas"
             )
+        if not 0 <= self.zone_reserve <= 1:
+            raise ServingModelError(
+                f"the zone reserve is {self.zone_reserve:g}; it is a part of the load, from 0 to 1"
+            )
+        if self.zone_reserve and self.min_zones < 2:
+            raise ServingModelError(
+                "a zone reserve is kept for the loss of one of the zones that --min-zones asks for; give at least 2"
+            )
 
     @property
     def limits(self) -> Limits:
@@ -78,6 +88,7 @@ class Question:
             budget_per_h=self.budget_per_h,
             min_replicas=self.min_replicas,
             min_domains=self.min_zones,
+            domain_reserve=self.zone_reserve,
         )
 
     @property
@@ -304,7 +315,7 @@ class _Load:
         for pool in self.question.pools:
             if pool.stock:
                 left = dict(limits.stock) | {pool.name: max(0, pool.stock - pool.per_node)}
-                fewer = replace(limits, stock=left, min_replicas=0, min_domains=0)
+                fewer = replace(limits, stock=left, min_replicas=0, min_domains=0, domain_reserve=0.0)
                 found[pool.name] = cheapest(
                     self.columns, busiest, fewer, effort=Effort(nodes=500, seconds=None)
                 ).carried

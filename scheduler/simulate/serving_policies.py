@@ -21,7 +21,7 @@ from typing import Self
 
 from ..autoscale.day_profile import BIN_S
 from ..autoscale.fleet import Cause, Decision, Fleet, FleetSettings, Observation
-from ..autoscale.mix import Column, Effort, Limits, cheapest, domains_of
+from ..autoscale.mix import Column, Effort, Limits, cheapest
 from ..autoscale.step_model import Bucket, Slo, StepModel, in_flight
 from ..autoscale.warmth import SleepTerms, WantedHistory
 from ..errors import ServingModelError
@@ -36,10 +36,8 @@ class Ours:
 
     fleet: Fleet
     name: str = "busbar"
-    asked_domains: int = 0
-    """What the limits ask for while all nodes are there."""
-    stock: Mapping[str, int] = field(default_factory=dict)
-    """The same."""
+    asked: Limits = field(default_factory=Limits)
+    """The limits while all nodes are there."""
     wanted: WantedHistory = field(default_factory=WantedHistory)
     wake_s: float = 0.0
     """Until one that sleeps serves."""
@@ -59,7 +57,7 @@ class Ours:
             # A window of ServeGen is ten minutes: both of the profile's bins in it.
             for part in range(2):
                 fleet.forecast.days.remember(at_s + part * BIN_S, rate)
-        return cls(fleet, asked_domains=limits.min_domains, wake_s=wake_s)
+        return cls(fleet, asked=limits, wake_s=wake_s)
 
     def begin(self, rates: Sequence[float], now_s: float = 0.0) -> Mapping[str, int]:
         return self.fleet.begin(rates, now_s)
@@ -68,17 +66,14 @@ class Ours:
         try:
             return self.fleet.decide(seen)
         except ServingModelError:
-            if not self.stock or self.fleet.limits.stock == self.stock:
+            if self.fleet.limits.stock == self.asked.stock:
                 raise
             return None  # too little is left for the least number of replicas; the operator says so and waits
 
     def hold(self, stock: Mapping[str, int]) -> None:
         """As the operator's `limits_of`: what is away is no stock, and a domain without stock is not asked for."""
-        self.stock = self.stock or dict(self.fleet.limits.stock)
-        held = {pool: min(most, stock.get(pool, most)) for pool, most in self.stock.items()}
-        zones = domains_of([column for column in self.fleet.columns if held.get(column.pool, 1) > 0])
-        domains = min(self.asked_domains, len(zones))
-        self.fleet.limits = replace(self.fleet.limits, stock=held, min_domains=domains)
+        held = {pool: min(most, stock.get(pool, most)) for pool, most in self.asked.stock.items()}
+        self.fleet.limits = replace(self.asked, stock=held).over_domains(self.fleet.columns)
 
     def sleepers(self, now_s: float, wanted: int, most: int) -> int:
         settings, inside = self.fleet.settings, self.fleet.forecast.calibration

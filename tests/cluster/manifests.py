@@ -272,7 +272,7 @@ def model_service_in_zones() -> JSON:
     """A ModelService whose replicas Busbar chooses, in several zones."""
     document = model_service_from_weights()
     spec = document["spec"]
-    spec["scaling"] = {"minZones": 2}
+    spec["scaling"] = {"minZones": 2, "zoneReserve": 0.5}
     spec["minReplicas"] = 16
     return document
 

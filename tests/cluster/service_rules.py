@@ -152,7 +152,7 @@ SERVICE = (
         "spec",
         "scaling.minZones needs slo.ttftMilliseconds and slo.tpotMilliseconds",
         {"spec/slo": {"tpotMilliseconds": 50}},
-        {"spec/slo": {"tpotMilliseconds": 50}, "spec/scaling/minZones": ...},
+        {"spec/slo": {"tpotMilliseconds": 50}, "spec/scaling": ...},
     ),
     Row(
         m.model_service_in_zones,
@@ -160,6 +160,13 @@ SERVICE = (
         "scaling.minZones must not be greater than minReplicas: each zone needs a replica",
         {"spec/minReplicas": 1},
         {"spec/minReplicas": 2},
+    ),
+    Row(
+        m.model_service_in_zones,
+        "spec.scaling",
+        "zoneReserve needs minZones: it is kept for the loss of one of these zones",
+        {"spec/scaling/minZones": ...},
+        {"spec/scaling/zoneReserve": ...},
     ),
     Row(
         m.model_service_with_roles,
@@ -173,7 +180,7 @@ SERVICE = (
         "spec",
         "prefillReplicas and scaling.minZones are not built together",
         {"spec/replicas": 3, "spec/prefillReplicas": 1},
-        {"spec/replicas": 3, "spec/prefillReplicas": 1, "spec/scaling/minZones": ...},
+        {"spec/replicas": 3, "spec/prefillReplicas": 1, "spec/scaling": ...},
     ),
     Row(
         m.model_service,
@@ -195,7 +202,7 @@ SERVICE = (
         "spec",
         "scaling.external chooses the pools, and with them the zones; leave scaling.minZones out",
         {"spec/scaling/external": {"l4": 2}},
-        {"spec/scaling/external": {"l4": 2}, "spec/scaling/minZones": ...},
+        {"spec/scaling": {"external": {"l4": 2}}},
     ),
     Row(
         m.model_service,

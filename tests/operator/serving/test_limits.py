@@ -135,6 +135,40 @@ def test_a_service_that_is_given_zones_later_moves_a_replica_also_where_no_more_
     assert plan.change.reason == "Replicas are to stand in 2 zones."
 
 
+RESERVED: dict[str, Any] = {"minReplicas": 2, "scaling": {"minZones": 2, "zoneReserve": 0.5}}
+
+
+def test_either_zone_carries_its_part_of_the_load_without_the_other() -> None:
+    world = in_zones()
+    rate = each(world)
+    plain = world.run(60, 4.8 * rate).target
+    assert plain is not None
+    assert plain["far"] == 1
+    world.spec = RESERVED
+    plan = world.run(40, 4.8 * rate)
+    assert plan.target is not None
+    assert plan.target["l4"] == plain["l4"], "what runs stays"
+    assert plan.target["far"] >= 3
+    assert plan.change is not None
+    assert plan.change.cause is ScalingCause.BOUNDS
+    assert plan.change.reason == (
+        "Replicas are to stand in 2 zones, and to carry 50 % of the load without any one of them."
+    )
+    assert world.run(1500, 4.8 * rate).target == {"l4": 3, "far": 3}
+
+
+def test_a_reserve_without_room_is_told_and_with_one_zone_there_is_none() -> None:
+    world = in_zones(spec=RESERVED, room=ServiceRoom({"l4": 9, "far": 1}, (), {"l4": "a", "far": "b"}))
+    rate = each(world)
+    plan = world.run(60, 4.8 * rate)
+    assert plan.target is not None
+    assert plan.target["far"] == 1
+    assert plan.message.startswith("scaling.zoneReserve is 0.5, and there is room for replicas that carry ")
+    assert plan.message.endswith(" % of the load without zone a.")
+    alone = in_zones(spec=RESERVED, room=ServiceRoom({"l4": 9, "far": 0}, (), {"l4": "a", "far": "b"}))
+    assert "have room in 1 (a)" in alone.run(60, 4.8 * rate).message
+
+
 def test_a_type_without_a_speed_is_asked_where_the_others_are_in_one_zone() -> None:
     world = in_zones(pools=(kind("l4", 1.0), far("far", 3.0, "T4")))
     assert world.run(60, 0.5 * each(world)).target == {"l4": 1, "far": 1}

@@ -172,3 +172,17 @@ def test_sizes_are_those_that_scaling_learned_or_of_the_last_minutes_without_a_t
     fresh, _ = Fleets().outlook(service(slo=SLO).metadata.uid, demand)
     assert fresh.means[1].prompt_tokens == 200
     assert not Fleets().outlook("x", None)[0].known
+
+
+def test_a_reserve_for_the_loss_of_a_zone_is_in_the_mix_or_the_notes_say_what_is_missing() -> None:
+    world = one(**BOTH, spec={"minReplicas": 2, "scaling": {"minZones": 2, "zoneReserve": 1.0}})
+    rate = 1.5 * each(world)
+    world.room = ServiceRoom({"l4": 9, "t4": 2}, (), {"l4": "a", "t4": "b"})
+    found = answer(world, rate)
+    assert [(p.pool, p.replicas) for p in found.pools] == [("l4", 2), ("t4", 2)]
+    assert not any("zoneReserve" in note for note in found.notes)
+    world.room = ServiceRoom({"l4": 9, "t4": 1}, (), {"l4": "a", "t4": "b"})
+    [note] = [note for note in answer(world, rate).notes if "zoneReserve" in note]
+    assert note == (
+        "scaling.zoneReserve is 1, and there is room for replicas that carry 67 % of the load without zone a."
+    )

@@ -348,6 +348,34 @@ def test_replicas_in_two_zones_lose_less_to_one_node() -> None:
         plan(Failures(), pools, min_replicas=3, min_zones=3)
 
 
+def test_a_zone_that_is_lost_makes_fewer_late_where_the_other_has_a_reserve() -> None:
+    pools = "A10G:a=1x8@1.01,A100:a=1x8@3.67,A10G:b=1x8@1.01,A100:b=1x8@3.67"
+    outage = Failures(
+        listed=tuple(Outage(300, f"{kind}:{zone}", 0, 600) for kind in ("A10G", "A100") for zone in "a")
+    )
+    late = [
+        plan(outage, pools, policies=("busbar",), min_replicas=2, min_zones=2, zone_reserve=part)
+        .results[0]
+        .late
+        for part in (0.0, 1.0)
+    ]
+    assert late[1] < 0.5 * late[0]
+
+
+@pytest.mark.parametrize(
+    ("part", "zones", "words"),
+    [(0.5, 1, "give at least 2"), (1.5, 2, "from 0 to 1"), (math.nan, 2, "from 0 to 1")],
+)
+def test_a_zone_reserve_that_means_nothing_is_refused(part: float, zones: int, words: str) -> None:
+    pools = parse_pools("A100:a=8@3.67,A100:b=8@3.67")
+    with pytest.raises(ServingModelError, match=words):
+        Question(pools, Slo(), LLAMA_8B, min_replicas=2, min_zones=zones, zone_reserve=part)
+    assert (
+        Question(pools, Slo(), LLAMA_8B, min_replicas=2, min_zones=2, zone_reserve=0.5).limits.domain_reserve
+        == 0.5
+    )
+
+
 def test_what_is_missing_for_one_node_more_is_said() -> None:
     failures = Failures(replica_mtbf_s=36_000)
     for pools, words in (
