@@ -98,6 +98,8 @@ class Ahead:
     ready_in_s: float
     method: str
     inside: float | None
+    late: float = 1.0
+    """Of the replicas added for load, the part that was added when it was there already (`Fleet.late_share`)."""
 
 
 @dataclass(frozen=True)
@@ -512,7 +514,15 @@ def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: 
     if rate is not None:
         made = fleet.forecast.forecast(seen.now_s)
         lead_s = fleet.settings.forecast.horizon_s
-        ahead = Ahead(rate, made.expected, made.upper, lead_s, made.method, fleet.forecast.calibration)
+        ahead = Ahead(
+            rate,
+            made.expected,
+            made.upper,
+            lead_s,
+            made.method,
+            fleet.forecast.calibration,
+            fleet.late_share,
+        )
     target = state.target if state.target is not None else target_of(seen.service) or alive(seen)
     full = frozenset(
         out_of_stock(fleet.columns, fleet.limits, target, rooms.each, ahead.upper)

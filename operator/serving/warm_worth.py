@@ -20,7 +20,7 @@ from busbar.operator.serving.fleet_input import START_S, start_seconds
 from busbar.operator.serving.fleets import Plan
 from busbar.operator.watch.projections import Pod, Sleep
 from busbar.scheduler.autoscale.fleet import FleetSettings
-from busbar.scheduler.autoscale.warmth import SleepTerms, WantedHistory, Warmth
+from busbar.scheduler.autoscale.warmth import SleepTerms, WantedHistory, Warmth, missed
 
 WAKE_S = {WarmLevel.SLEEPING: 5.0, WarmLevel.LOADED: 1.0}
 """A wake takes so long until one was seen, or a tenth of a start, if that is less."""
@@ -86,11 +86,10 @@ def _start_s(service: ModelService, pods: Iterable[Pod]) -> float:
 
 
 def _missed(plan: Plan | None, wanted: int) -> float:
-    """How often more comes than was foreseen: always where nothing foresees, and at zero, where a request waits for the start."""
+    """How often requests would be late without a wake: always where nothing foresees, and at zero, where one waits for the start."""
     if plan is None or plan.target is None or plan.ahead is None or not wanted:
         return 1.0
-    inside = plan.ahead.inside
-    return round(1 - (inside if inside is not None else FleetSettings().quantile), 2)
+    return missed(plan.ahead.inside, plan.ahead.late, FleetSettings().quantile)
 
 
 def _see_wakes(state: _State, pods: Iterable[Pod]) -> None:

@@ -40,6 +40,7 @@ from .step_model import Slo
 
 CARRIED_GAIN = 0.01
 """Where the limits leave no room beside what runs, replicas are exchanged for this much more of the load."""
+DAY_S = 86_400.0
 RATE_S = 10
 """Seconds over which an observation's rates are counted."""
 
@@ -164,12 +165,21 @@ class Fleet:
     _futile_until_s: float = -math.inf
     _added_s: dict[str, float] = field(default_factory=dict)
     """When a replica was added last, by column."""
+    _additions: deque[tuple[float, int, bool]] = field(default_factory=deque)
+    """Of the last day: when, how many replicas, and whether in a panic."""
     _overdue_s: int = 0
     _bought_until_s: float = -math.inf
     """Until then a queue is one that replicas were added for already, and these stay."""
 
     def __post_init__(self) -> None:
         self.forecast = DemandForecast(self.settings.forecast, self.days)
+
+    @property
+    def late_share(self) -> float:
+        """The part of the replicas added for load in the last day that were added when it was there already (a panic), with one
+        such addition before all that are known."""
+        late = sum(count for _, count, in_panic in self._additions if in_panic)
+        return (late + 1) / (sum(count for _, count, _ in self._additions) + 1)
 
     @property
     def needed_rps(self) -> float:
@@ -218,9 +228,17 @@ class Fleet:
             decision = self._planned(seen)
         if decision is None or not _changes(decision.target, seen.live):
             return None
-        live = seen.live
-        self._added_s |= {k: seen.now_s for k, count in decision.target.items() if count > live.get(k, 0)}
+        self._remember(decision, seen)
         return decision
+
+    def _remember(self, decision: Decision, seen: Observation) -> None:
+        live = seen.live
+        more = {k: count - live.get(k, 0) for k, count in decision.target.items() if count > live.get(k, 0)}
+        self._added_s |= dict.fromkeys(more, seen.now_s)
+        if more and decision.cause in (Cause.FORECAST, Cause.PANIC):
+            self._additions.append((seen.now_s, sum(more.values()), decision.cause is Cause.PANIC))
+        while self._additions and self._additions[0][0] < seen.now_s - DAY_S:
+            self._additions.popleft()
 
     def _costs_too_much(self, live: Mapping[str, int]) -> bool:
         """What is live is above the budget: it was lowered, or prices have risen."""

@@ -10,7 +10,10 @@ critical ratio). So a wake is worth
 
     S = (start - wake) · (1 + missed · q / (1 - q))        seconds of a replica's price
 
-where `missed` is the part of the time in which the load was above its forecast. The price of an hour is on both sides and cancels.
+where `missed` is how often a wake comes when requests would be late. Two things bound it from above, and the smaller one counts: the part
+of the time in which the load was above its forecast, and the part of the added replicas that were added when their load was there
+already. A load that comes in bursts is above its forecast for half of the time, and yet hardly late, because what the last burst
+needed is still there. The price of an hour is on both sides and cancels.
 
 How likely it is to be wanted again is seen in the last day: from each moment with as many replicas wanted as now (from each
 moment, where that has been so in few times apart), the time τ until there were so many more. The replica sleeps if for some time T the expected gain is above zero:
@@ -48,7 +51,7 @@ class SleepTerms:
     """From a decision to a replica that serves."""
     wake_s: float
     missed: float = 1.0
-    """Part of the time in which more came than was foreseen; 1 where nothing foresees."""
+    """How often requests would be late without a wake, at most; 1 where nothing foresees."""
     quantile: float = 0.9
     """Of the forecast's errors that capacity is kept for."""
 
@@ -57,6 +60,17 @@ class SleepTerms:
         """Seconds of a replica's price."""
         saved_s = max(0.0, self.start_s - self.wake_s)
         return saved_s * (1 + self.missed * self.quantile / (1 - self.quantile))
+
+
+def missed(inside: float | None, late: float, quantile: float) -> float:
+    """How often requests would be late without a wake, at most.
+
+    Args:
+        inside: the part of the time in which the load was inside its forecast; None: not known, so what was promised counts.
+        late: `Fleet.late_share`.
+        quantile: what was promised.
+    """
+    return round(min(1 - (inside if inside is not None else quantile), late), 2)
 
 
 @dataclass(frozen=True, slots=True)

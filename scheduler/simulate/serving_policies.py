@@ -23,7 +23,7 @@ from ..autoscale.day_profile import BIN_S
 from ..autoscale.fleet import Cause, Decision, Fleet, FleetSettings, Observation
 from ..autoscale.mix import Column, Effort, Limits, cheapest
 from ..autoscale.step_model import Bucket, Slo, StepModel, in_flight
-from ..autoscale.warmth import SleepTerms, WantedHistory
+from ..autoscale.warmth import SleepTerms, WantedHistory, missed
 from ..errors import ServingModelError
 
 HPA_TARGET, HPA_PERIOD_S, HPA_MEAN_S, HPA_TOLERANCE, HPA_DOWN_S, HPA_MOST = 0.7, 15, 60, 0.1, 300, 1.5
@@ -76,10 +76,10 @@ class Ours:
         self.fleet.limits = replace(self.asked, stock=held).over_domains(self.fleet.columns)
 
     def sleepers(self, now_s: float, wanted: int, most: int) -> int:
-        settings, inside = self.fleet.settings, self.fleet.forecast.calibration
-        missed = 1 - (inside if inside is not None else settings.quantile)
+        fleet, settings = self.fleet, self.fleet.settings
+        late = missed(fleet.forecast.calibration, fleet.late_share, settings.quantile)
         self.wanted.observe(now_s, wanted)
-        terms = SleepTerms(settings.start_s, self.wake_s, round(missed, 2), settings.quantile)
+        terms = SleepTerms(settings.start_s, self.wake_s, late, settings.quantile)
         return self.wanted.choose(wanted, most, terms).count
 
 

@@ -353,6 +353,12 @@ def test_wakes_are_measured_and_the_terms_follow_the_service() -> None:
     with_target = known.of(warm(desired=2), [], foreseen, 1002.0)
     assert with_target is not None
     assert with_target.terms.missed == 0.2
+    in_time = replace(foreseen, ahead=Ahead(1.0, 2.0, 3.0, 90.0, "level", 0.8, late=0.05))
+    with_additions = known.of(warm(desired=2), [], in_time, 1002.5)
+    assert with_additions is not None
+    assert with_additions.terms.missed == 0.05, (
+        "what is above the forecast is not late where replicas are there"
+    )
     at_zero = known.of(warm(desired=0), [], foreseen, 1003.0)
     assert at_zero is not None
     assert at_zero.terms.missed == 1.0, "a request at zero waits for the start"

@@ -283,3 +283,19 @@ def test_replicas_in_one_failure_domain_are_joined_by_one_in_another_or_make_roo
         assert (first.cause, first.target) == (Cause.DOMAINS, after)
         driven(item, [2.0] * 700, live, 60)
         assert live["far"] >= 1, "the last one of a domain does not leave"
+
+
+def test_what_is_added_in_a_panic_counts_as_late_and_for_a_day() -> None:
+    item = fleet(SMALL)
+    live = item.begin((3.0,))
+    assert item.late_share == 1.0, "nothing is known"
+    for second in range(1, 1200):
+        decision = item.decide(seen(float(second), 3.0 + second / 100, dict(live)))
+        live = dict(decision.target) if decision is not None else live
+    assert item.late_share < 0.25, "a ramp is foreseen"
+    before = item.late_share
+    assert panics(item, 1200.0, 60.0, live) > 0
+    assert item.late_share > before
+    driven(item, [60.0] * 3, live, 1200 + 86_400)
+    driven(item, [200.0] * 20, live, 1300 + 86_400)
+    assert item.late_share == 1.0, "what was added a day ago is forgotten"
