@@ -1,7 +1,8 @@
 """Rows of serving across GPU types: scaling on public loads, the mix solver, a published allocation, the step model.
 
-    python -m benchmarks.serving_scale.kit azure servegen_2 servegen_9 servegen_180_2 servegen_180_9 steps warm warm_days failures failures_zones solver melange step_model --data DIR
+    python -m benchmarks.serving_scale.kit azure servegen_2 servegen_9 servegen_180_2 servegen_180_9 steps warm warm_days failures solver melange step_model --data DIR
     python -m benchmarks.serving_scale.kit servegen_180_2_busiest servegen_180_9_busiest --data DIR
+    python -m benchmarks.serving_scale.kit failures_two_replicas failures_zones failures_zone_reserve --data DIR
     python -m benchmarks.serving_scale.kit shared_12 shared_12_elastic shared_16_elastic shared_failures --data DIR
 
 `DIR/azure_llm_2023` holds AzureLLMInferenceTrace_conv.csv of Azure/AzurePublicDataset, `DIR/servegen/m-small` the
@@ -199,17 +200,12 @@ def failing(data: Path) -> list[Row]:
     return rows
 
 
-def failing_zones(data: Path) -> list[Row]:
-    """The same with two zones of each pool, and replicas in one or in both, or with what carries the load in either."""
-    trace = servegen(data / "servegen/m-small", 2, 60)
-    rows = []
-    for name, zones, reserve in (
-        ("node MTBF 6 h, two of each node, at least 2 replicas", 0, 0.0),
-        ("the same in two zones", 2, 0.0),
-        ("the same in two zones, each of which carries the load (zone reserve 1)", 2, 1.0),
-    ):
+def failing_in(where: str, zones: int, reserve: float) -> Callable[[Path], list[Row]]:
+    """The same with two zones of each pool and at least two replicas."""
+
+    def case(data: Path) -> list[Row]:
         found = _plan(
-            trace,
+            servegen(data / "servegen/m-small", 2, 60),
             60,
             policies=("busbar",),
             pools=ZONES,
@@ -218,9 +214,12 @@ def failing_zones(data: Path) -> list[Row]:
             reserve=reserve,
             least=2,
         )
-        row = _row(f"ServeGen m-small day 2, 60 s start, {name}", found, **FAILING)
-        rows.append(_with_failures(row, found, 6.0))
-    return rows
+        row = _row(
+            f"ServeGen m-small day 2, 60 s start, node MTBF 6 h, two of each node, {where}", found, **FAILING
+        )
+        return [_with_failures(row, found, 6.0)]
+
+    return case
 
 
 def _with_failures(row: Row, found: Plan, hours: float | None) -> Row:
@@ -543,7 +542,9 @@ CASES: dict[str, Callable[[Path], list[Row]]] = {
     "servegen_180_2_busiest": servegen_hours(2, 8, 180, attainment=0.97, cost_over_static=0.72),
     "servegen_180_9_busiest": servegen_hours(9, 8, 180, attainment=0.97, cost_over_static=0.72),
     "failures": failing,
-    "failures_zones": failing_zones,
+    "failures_two_replicas": failing_in("at least 2 replicas", 0, 0.0),
+    "failures_zones": failing_in("replicas in both zones", 2, 0.0),
+    "failures_zone_reserve": failing_in("either zone carries the load (zone reserve 1)", 2, 1.0),
     "warm": warm,
     "warm_days": warm_days,
     "steps": stepped,
