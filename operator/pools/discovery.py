@@ -16,6 +16,7 @@ from busbar.kube.types import AcceleratorPool
 from busbar.operator.pools.nodes import DISCOVERED, pool_of_node
 from busbar.operator.watch.projections import Node
 from busbar.operator.write.actions import Create
+from busbar.scheduler.fit.accelerators import type_of_product
 
 PRODUCT_LABELS = {"nvidia.com/gpu": "nvidia.com/gpu.product", "amd.com/gpu": "amd.com/gpu.product-name"}
 MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB
@@ -40,7 +41,11 @@ def discover(nodes: Iterable[Node], pools: Iterable[AcceleratorPool]) -> list[Cr
 
 
 def accelerator_name(product: str) -> str:
-    """The short type in a product's name: ``NVIDIA-H100-80GB-HBM3`` is an H100."""
+    """The short type in a product's name: ``NVIDIA-H100-80GB-HBM3`` is an H100. That of its data sheet, as speeds and watts
+    are known by it, where there is one."""
+    known = type_of_product(product)
+    if known:
+        return known
     match = _MODEL.search(product.replace("_", "-").replace(" ", "-"))
     return match.group(0) if match else re.sub(r"[^A-Za-z0-9.-]+", "-", product).strip("-.")[:63]
 

@@ -1,4 +1,9 @@
-"""Data-sheet numbers of accelerators: priors, replaced by measurements as soon as there are any."""
+"""Data-sheet numbers of accelerators: priors, replaced by measurements as soon as there are any.
+
+They are those of the makers' data sheets, dense where these name sparse ones too; H20, which has no public one, as server
+makers list it. A variant of a type with numbers of its own ("H100-NVL") is a type of its own. Of a range of watts the highest
+counts.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +41,23 @@ class Accelerator:
 DATA_SHEETS: dict[str, Accelerator] = {
     item.name: item
     for item in (
+        Accelerator("B200", 2250, 184_320, 8000, 50, 1000),
+        Accelerator("GH200", 989, 98_304, 4000, 400, 1000),
         Accelerator("H200", 989, 144_384, 4800, 50, 700),
+        Accelerator("H200-NVL", 835, 144_384, 4800, 50, 600),
         Accelerator("H100", 989, 81_920, 3350, 50, 700, idle_watts=75),
+        Accelerator("H100-NVL", 835, 96_256, 3900, 50, 400),
+        Accelerator("H100-PCIe", 756, 81_920, 2000, 50, 350),
+        Accelerator("H20", 148, 98_304, 4000, 50, 400),
+        Accelerator("MI300X", 1307, 196_608, 5300, 50, 750),
         Accelerator("A100", 312, 81_920, 1935, 24, 400, idle_watts=63),
         Accelerator("A100-40GB", 312, 40_960, 1555, 24, 400),
+        Accelerator("A30", 165, 24_576, 933, 24, 165),
+        Accelerator("RTX-6000-Ada", 364, 49_152, 960, 24, 300, 0.35),
         Accelerator("L40S", 362, 49_152, 864, 24, 350, 0.35),
+        Accelerator("L40", 181, 49_152, 864, 24, 300, 0.35),
         Accelerator("A40", 150, 49_152, 696, 24, 300, 0.35),
+        Accelerator("A10", 125, 24_576, 600, 24, 150, 0.35),
         Accelerator("A10G", 70, 24_576, 600, 24, 300, 0.4),
         Accelerator("L4", 121, 24_576, 300, 24, 72, 0.3),
         Accelerator("V100", 125, 32_768, 900, 12, 300, 0.35, has_bfloat16=False),
@@ -58,11 +74,16 @@ LINK_GB_PER_S = {"pcie3": 12, "pcie4": 24, "pcie5": 50, "pcie6": 100, "nvlink-c2
 """One direction between host and device by link class, as usually reached (of sixteen lanes, or a GH200's link)."""
 
 
-_SLICE = re.compile(r"(?P<whole>.+)-(?P<compute>[1-7])g\.(?P<memory>\d+)gb")
-"""NVIDIA's name of a slice (MIG) behind that of the device: so many of `COMPUTE_SLICES`, and its memory."""
+_PROFILE = re.compile(r"(?P<compute>[1-7])g\.(?P<memory>\d+)gb")
+"""NVIDIA's name of a slice (MIG): so many of `COMPUTE_SLICES`, and its memory."""
+_SLICE = re.compile(rf"(?P<whole>.+)-{_PROFILE.pattern}")
+"""Behind that of the device."""
 COMPUTE_SLICES = 7
 SLICE_MEMORY = 0.95
 """Part of the memory in a slice's name that it has: 4,864 MiB of 1g.5gb, 9,728 of 1g.10gb (NVIDIA's user guide to MIG)."""
+
+
+_BY_NAME = {name.lower(): sheet for name, sheet in DATA_SHEETS.items()}
 
 
 @lru_cache(maxsize=1024)
@@ -74,13 +95,24 @@ def accelerator(key: str) -> Accelerator | None:
     if part is not None:
         whole = accelerator(accelerator_key(part["whole"], link))
         return None if whole is None else _slice(name, whole, int(part["compute"]), int(part["memory"]))
-    found = DATA_SHEETS.get(name)
-    if found is None:
-        stem = name.split("-")[0]
-        found = DATA_SHEETS.get(stem) or DATA_SHEETS.get(stem.upper()) or DATA_SHEETS.get(stem.lower())
+    words = name.lower().split("-")
+    named = (_BY_NAME.get("-".join(words[:count])) for count in range(len(words), 0, -1))
+    found = next(filter(None, named), None)
     if found is None or link not in LINK_GB_PER_S:
         return found
     return replace(found, link_gb_per_s=LINK_GB_PER_S[link])
+
+
+def type_of_product(product: str) -> str:
+    """The type in a product's name, with the profile of a slice of it: "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb" is "A100-1g.10gb".
+
+    Of the data sheets whose words are all in the name it is the one with the most; "": there is none."""
+    words = re.split(r"[-_ ]+", product.lower())
+    known = [name for name in DATA_SHEETS if set(name.lower().split("-")) <= set(words)]
+    if not known:
+        return ""
+    profiles = [word for word in words if _PROFILE.fullmatch(word)]
+    return "-".join([max(known, key=lambda name: name.count("-")), *profiles])
 
 
 def _slice(name: str, whole: Accelerator, compute: int, memory_gib: int) -> Accelerator:

@@ -7,6 +7,7 @@ from tests.operator.builders import pool
 
 from busbar.operator.pools.discovery import accelerator_name, discover
 from busbar.operator.watch.projections import Node
+from busbar.scheduler.fit.accelerators import accelerator
 
 
 def test_known_devices_without_a_pool_are_discovered_once_per_product() -> None:
@@ -38,7 +39,15 @@ def test_known_devices_without_a_pool_are_discovered_once_per_product() -> None:
     ("product", "name"),
     [
         ("NVIDIA-H100-80GB-HBM3", "H100"),
-        ("NVIDIA-A100-SXM4-40GB", "A100"),
+        ("NVIDIA-H100-NVL", "H100-NVL"),
+        ("NVIDIA-H100-PCIe", "H100-PCIe"),
+        ("NVIDIA-A100-SXM4-80GB", "A100"),
+        ("NVIDIA-A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "A100-1g.10gb"),
+        ("NVIDIA-A100-PCIE-40GB-MIG-3g.20gb", "A100-40GB-3g.20gb"),
+        ("NVIDIA-RTX-6000-Ada-Generation", "RTX-6000-Ada"),
+        ("Quadro-RTX-6000", "RTX-6000"),
+        ("AMD_Instinct_MI300X_OAM", "MI300X"),
         ("Tesla-V100-SXM2-32GB", "V100"),
         ("NVIDIA-L4", "L4"),
         ("NVIDIA-GeForce-RTX-4090", "RTX-4090"),
@@ -49,3 +58,12 @@ def test_known_devices_without_a_pool_are_discovered_once_per_product() -> None:
 )
 def test_the_type_is_read_from_the_products_name(product: str, name: str) -> None:
     assert accelerator_name(product) == name
+
+
+def test_a_discovered_slice_counts_as_its_part_of_the_device() -> None:
+    whole, slice_ = (
+        accelerator(accelerator_name(f"NVIDIA-A100-SXM4-80GB{of}")) for of in ("", "-MIG-1g.10gb")
+    )
+    assert whole is not None
+    assert slice_ is not None
+    assert slice_.rate == pytest.approx(whole.rate / 7)

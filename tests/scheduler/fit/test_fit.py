@@ -75,6 +75,20 @@ def test_a_slice_is_its_part_of_the_device() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(DATA_SHEETS))
+def test_a_longer_name_is_that_of_the_nearest_type_in_any_case_of_letters(name: str) -> None:
+    sheet = DATA_SHEETS[name]
+    assert accelerator(name) == accelerator(name.lower()) == accelerator(f"{name.upper()}-SXM-64GB") == sheet
+
+
+def test_a_variant_has_the_memory_speed_and_watts_of_its_own_data_sheet() -> None:
+    plain, variant = accelerator("H100"), accelerator("H100-NVL-94GB")
+    assert plain is not None
+    assert variant is not None
+    assert (variant.memory_mib, variant.watts) == (94 * 1024, 400)
+    assert variant.rate < 0.9 * plain.rate
+
+
+@pytest.mark.parametrize("name", sorted(DATA_SHEETS))
 @pytest.mark.parametrize("micro_batch", [1, 8])
 def test_weights_on_the_host_are_never_chosen_where_the_state_alone_would_do(
     name: str, micro_batch: int
