@@ -27,8 +27,8 @@ class PodShape(SpecModel):
     )
     memory: Quantity | None = Field(
         default=None,
-        description="Memory of each pod. Default for the built-in training engine on GPUs: what its plan needs, which is also "
-        "the least; else none is requested.",
+        description="Memory of each pod. Default for the built-in training engine: what its plan needs where model.config tells "
+        "the model's size, which is also the least; else none is requested.",
     )
     ephemeral_storage: Quantity | None = Field(default=None, description="Scratch disk of each pod.")
 

@@ -9,7 +9,7 @@ from dataclasses import Field, asdict, fields
 
 from ..model.table import Cell, Source
 from .accelerators import Accelerator, accelerator
-from .memory import ALONE, HOST_RUNTIME_BYTES, Footprint, Gang, decided, memory
+from .memory import ALONE, CPU_RUNTIME_BYTES, HOST_RUNTIME_BYTES, Footprint, Gang, decided, memory
 from .model import BatchShape, ModelShape
 from .speed import speed_limit, tokens_per_s
 
@@ -88,16 +88,19 @@ def prior(
         low=speed * (1 - error),
         high=speed * (1 + error),
         memory_mib=0 if known.name == "cpu" else need.device_mib,
-        host_memory_mib=0 if known.name == "cpu" else _pod_host_mib(need, gang.per_pod),
+        host_memory_mib=_pod_host_mib(need, gang.per_pod, on_cpu=known.name == "cpu"),
         watts=known.watts,
         source=Source.FORMULA,
         limit=0.0 if device is None else speed_limit(model, known, count),
     )
 
 
-def _pod_host_mib(need: Footprint, processes: int) -> int:
-    """What a pod with GPUs requests: with room for what the plan does not count, and for a per cent by which it may differ."""
-    return processes * (need.host_bytes + need.host_bytes // 100 + HOST_RUNTIME_BYTES) // 2**20 + 1
+def _pod_host_mib(need: Footprint, processes: int, *, on_cpu: bool) -> int:
+    """What a pod requests of its node: with room for what the plan does not count, and for a per cent by which it may differ.
+    A CPU has no memory but that."""
+    planned = need.host_bytes + (need.device_bytes if on_cpu else 0)
+    runtime = CPU_RUNTIME_BYTES if on_cpu else HOST_RUNTIME_BYTES
+    return processes * (planned + planned // 100 + runtime) // 2**20 + 1
 
 
 def priors(

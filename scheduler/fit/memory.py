@@ -66,6 +66,8 @@ RUNTIME_BYTES = 600 * 2**20
 """Driver context, libraries and allocator slack on a GPU; the plan does not count them."""
 HOST_RUNTIME_BYTES = 2**30 + 96 * 2**20
 """On the host of a GPU: Python, the driver and its libraries, which the engine keeps free, and text that is prepared."""
+CPU_RUNTIME_BYTES = 256 * 2**20 + 96 * 2**20
+"""The same where the accelerator is the CPU, without a driver and its libraries."""
 _SUPERVISOR_BYTES = 64 * 2**20
 _COPY_HEADER_BYTES, _RANDOM_STATE_BYTES, _PARITY_PIECE_BYTES, _PARITY_GRAIN = 2**20, 8192, 2**20, 4096
 _MIN_CHUNK, _MAX_CHUNK = 64 * 1024, 32 * 2**20

@@ -31,6 +31,7 @@ from busbar.scheduler.fit import (
 )
 from busbar.scheduler.fit.exchange import LATENCY_S, Link, Links, among_neighbours
 from busbar.scheduler.fit.memory import (
+    CPU_RUNTIME_BYTES,
     HOST_RUNTIME_BYTES,
     RUNTIME_BYTES,
     activations,
@@ -39,7 +40,7 @@ from busbar.scheduler.fit.memory import (
     swapped_activations,
 )
 from busbar.scheduler.fit.speed import micro_batch_times, step_seconds
-from busbar.workloads.machine.limits import CUDA_RESERVE_BYTES, SUPERVISOR_BYTES
+from busbar.workloads.machine.limits import CUDA_RESERVE_BYTES, RESERVE_BYTES, SUPERVISOR_BYTES
 from busbar.workloads.training.activations import peak_activation_bytes
 from busbar.workloads.training.adapter import attach, merge_bytes
 from busbar.workloads.training.adapter_size import parameters
@@ -693,8 +694,9 @@ def test_an_adapter_fits_where_training_everything_does_not(tmp_path: Path) -> N
     ],
 )
 @pytest.mark.parametrize("copied", [False, True], ids=["", "copied"])
+@pytest.mark.parametrize("gpu", ["H200", "cpu"])
 def test_a_pod_with_the_memory_that_the_scheduler_asks_for_has_room_for_the_plan(
-    config: dict[str, Any], mode: str, pods: int, each: int, copied: bool, tmp_path: Path
+    config: dict[str, Any], mode: str, pods: int, each: int, copied: bool, gpu: str, tmp_path: Path
 ) -> None:
     """`each` are the processes of a pod."""
     data, parallelism = {"uri": "pvc://text", "sequenceLength": 512}, {"processesPerPod": each}
@@ -705,15 +707,17 @@ def test_a_pod_with_the_memory_that_the_scheduler_asks_for_has_room_for_the_plan
     path.write_text(yaml.safe_dump(document))
     shape, batch = ModelShape.from_config(config), BatchShape(8, 512, 1, "bfloat16")
     gang = Gang(pods * each, per_pod=each)
-    host_mib = prior(shape, batch, mode, "H200", gang=gang).host_memory_mib
+    host_mib = prior(shape, batch, mode, gpu, gang=gang).host_memory_mib
     host_mib += copies_mib(shape, batch, gang, min(1, pods - 1) * each) if copied else 0
-    options = ["--gpu", "H200", "--hbm", "400Gi", "--host", f"{host_mib}Mi", "--pods", str(pods)]
+    options = ["--gpu", gpu, "--host", f"{host_mib}Mi", "--pods", str(pods)]
+    options += [] if gpu == "cpu" else ["--hbm", "400Gi"]
     ran = CliRunner().invoke(plan, [str(path), *options])
     assert ran.exit_code == 0, ran.output
 
 
 def test_both_keep_as_much_free_for_python_the_driver_and_the_supervisor() -> None:
     assert HOST_RUNTIME_BYTES == CUDA_RESERVE_BYTES + PREPARATION_BYTES
+    assert CPU_RUNTIME_BYTES == RESERVE_BYTES + PREPARATION_BYTES
     shape, batch = ModelShape.from_config(GPT2), BatchShape(8, 512, 1, "bfloat16")
     demand = replace(demand_of(shape, batch), memory_copies=COPIES)
     assert copies_mib(shape, batch, Gang(), 0) == pytest.approx(

@@ -50,6 +50,7 @@ from busbar.scheduler import (
     Resources,
     Run,
     Snapshot,
+    plan,
 )
 from busbar.scheduler import (
     Node as SNode,
@@ -172,6 +173,29 @@ def test_a_model_that_its_accelerators_cannot_hold_is_refused_also_where_the_poo
     if not possible:
         assert "per accelerator in its smallest mode" in found.reason
         assert "the largest accelerator here has 49,152 MiB" in found.reason
+
+
+@pytest.mark.parametrize("memory", [{}, {"memory": "2Gi"}])
+@pytest.mark.parametrize(
+    ("hidden", "layers", "possible"), [(256, 4, True), (2048, 24, True), (16384, 126, False)]
+)
+def test_a_model_that_the_memory_of_the_nodes_cannot_hold_is_refused_where_the_cores_train_it(
+    hidden: int, layers: int, possible: bool, memory: dict[str, str]
+) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 16,
+        "intermediate_size": 3 * hidden, "vocab_size": 32000,
+    }  # fmt: skip
+    engine = {**ENGINE, "model": {"config": config}}
+    question = asked(job("draft", engine=engine, shape={"cpu": "1", **memory}))
+    found = answer(question)
+    assert found.possible is found.starts_now is possible
+    if not possible:
+        assert "and the largest node has 65,536 MiB" in found.reason
+        return
+    [action] = plan(question.snapshot, POLICY, question.now, None)[0].actions
+    assert action.to is not None
+    assert action.to.per_pod.memory_mib >= (8192 if hidden == 2048 else 2048 if memory else 400)
 
 
 def test_a_draft_that_can_never_start_is_told_so() -> None:
