@@ -43,6 +43,8 @@ from busbar.scheduler import (
 )
 from busbar.scheduler.candidates.draw import Draws
 
+NEVER = "Never, unless something is changed"
+
 
 @dataclass(frozen=True)
 class PreviewQuestion:
@@ -130,6 +132,21 @@ def held_by_tenant(seen: ClusterObjects, draft: Draft, now: datetime) -> Preview
     if tenant is None:
         return None
     return _over_budget(tenant, now) or _over_pods(seen, tenant, draft)
+
+
+def held_by_model(seen: ClusterObjects, draft: Draft) -> PreviewAnswer | None:
+    """The answer for a service whose model a TrainingJob has not made, or never will."""
+    model = model_uri(draft, seen.jobs) if isinstance(draft, ModelService) else None
+    if model is None or not model.problem:
+        return None
+    when = NEVER if model.final else "When the TrainingJob has succeeded"
+    return PreviewAnswer(
+        starts_now=False,
+        possible=not model.final,
+        reason=model.problem,
+        when=when,
+        code=Reason.MODEL_NOT_READY,
+    )
 
 
 def held_by_claims(seen: ClusterObjects, draft: Draft) -> PreviewAnswer | None:
@@ -266,7 +283,7 @@ def _waiting(job: Job, decided: Plan, admin: bool) -> PreviewAnswer:
         return PreviewAnswer(starts_now=False, possible=True, reason=reason, when="Not known")
     never = record.never
     if never:
-        when = "Never, unless something is changed"
+        when = NEVER
     elif record.code is WaitCode.POWER:
         when = "When other jobs on its power domain have ended, or its budget is raised"
     elif not record.foreseeable:
@@ -310,13 +327,17 @@ def with_forecast(waits: PreviewAnswer, found: Answer | None, kept: Calibration)
 
 
 def with_engine_mode(starts: PreviewAnswer, seen: ClusterObjects, draft: Draft) -> PreviewAnswer:
-    """The answer for a service that starts, with the mode in which its engine does and why."""
+    """The answer for a service that starts, with the mode in which its engine does and why; or that there is none."""
     if not isinstance(draft, ModelService) or not starts.pool:
         return starts
     pool = next((pool for pool in seen.pools if pool.metadata.name == starts.pool), None)
     choice = engine_mode(draft, model_uri(draft, seen.jobs).made_by, pool)
     if choice is None or not choice.reason:
         return starts
+    if not choice.fits:
+        return PreviewAnswer(
+            starts_now=False, possible=False, reason=choice.reason, when=NEVER, mode=choice.mode
+        )
     return starts.model_copy(update={"mode": choice.mode, "reason": f"{starts.reason} {choice.reason}"})
 
 

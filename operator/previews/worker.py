@@ -37,6 +37,7 @@ from busbar.operator.previews.preview import (
     answer,
     held_by_claims,
     held_by_guarantees,
+    held_by_model,
     held_by_tenant,
     with_engine_mode,
     with_forecast,
@@ -205,7 +206,8 @@ class Previews:
         """What the next round would do with the draft. Raises Busy, PreviewFailed."""
         self._asked_at = time.monotonic()
         seen, now = self._seen(), utc_now()
-        if (held := held_by_tenant(seen, draft, now) or held_by_claims(seen, draft)) is not None:
+        held = held_by_model(seen, draft) or held_by_tenant(seen, draft, now) or held_by_claims(seen, draft)
+        if held is not None:
             return held
         last = self._last() or build(seen, now, half_life_s=self._policy.usage_half_life_s)
         base, job = with_draft(last, seen, draft, now)

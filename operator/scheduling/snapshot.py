@@ -35,6 +35,7 @@ from busbar.operator.scheduling.builder import (
 )
 from busbar.operator.scheduling.orders import NOTHING, Ordered
 from busbar.operator.serving import claims as serving
+from busbar.operator.serving.view import model_uri
 from busbar.operator.training import claim as training
 from busbar.operator.watch.caches import Caches, tenant_of_namespace
 from busbar.operator.watch.projections import Node, Pod
@@ -115,7 +116,7 @@ def build(
     made = builder.snapshot(now)
     if draft is None:
         return made
-    job = _draft_job(draft, builder.tenant_of, now)
+    job = _draft_job(draft, seen, builder.tenant_of, now)
     table = builder.table_with((draft,)) if isinstance(draft, TrainingJob) else made.table
     return replace(made, jobs=tuple(sorted((*made.jobs, job), key=lambda j: j.id)), table=table)
 
@@ -130,14 +131,12 @@ def with_draft(base: Snapshot, seen: ClusterObjects, draft: Draft, now: datetime
         job = next(job for job in whole.jobs if job.id == DRAFT)
         return replace(base, table=whole.table), job
     owners = tenant_of_namespace(seen.tenants)
-    return base, _draft_job(draft, lambda namespace: owners.get(namespace, ""), now)
+    return base, _draft_job(draft, seen, lambda namespace: owners.get(namespace, ""), now)
 
 
-def _draft_job(draft: Draft, tenant_of: Callable[[str], str], now: datetime) -> Job:
+def _draft_job(draft: Draft, seen: ClusterObjects, tenant_of: Callable[[str], str], now: datetime) -> Job:
     tenant = tenant_of(draft.metadata.namespace or "")
-    waits = (
-        training.waiting(draft, tenant, now)
-        if isinstance(draft, TrainingJob)
-        else serving.replica(draft, 0, tenant, now)
-    )
-    return replace(waits, id=DRAFT)
+    if isinstance(draft, TrainingJob):
+        return replace(training.waiting(draft, tenant, now), id=DRAFT)
+    fitting = serving.fitting_pools(draft, model_uri(draft, seen.jobs).made_by, seen.pools)
+    return replace(serving.replica(draft, 0, tenant, now), id=DRAFT, pools=fitting)

@@ -64,7 +64,7 @@ def claims(
             wanted = wanted[: startable(service, pods, budget)]
         places, pinned = wanted_places(service, pods), is_pinned(service)
         urgent = needed_now(service, pods, places)
-        fitting = _fitting(service, model.made_by, pools)
+        fitting = fitting_pools(service, model.made_by, pools)
         for order, index in enumerate(wanted):
             job = replica(service, index, tenant, now)
             job = replace(job, pools=fitting, needed_now=order < urgent)
@@ -105,7 +105,7 @@ def needed_now(service: ModelService, pods: Iterable[Pod], places: Iterable[Pool
     return min(count, missing)
 
 
-def _fitting(
+def fitting_pools(
     service: ModelService, made_by: Workload | None, pools: Iterable[AcceleratorPool]
 ) -> tuple[str, ...]:
     """The pools in which the model fits in some engine mode; empty: any may do, or none is known to."""

@@ -33,6 +33,8 @@ class ModelPlace:
     problem: str = ""
     made_by: Workload | None = None
     """What is known of the model from the TrainingJob that made it."""
+    final: bool = False
+    """Waiting does not end the problem."""
 
 
 @dataclass(frozen=True)
@@ -123,11 +125,12 @@ def model_uri(service: ModelService, jobs: Iterable[TrainingJob]) -> ModelPlace:
     if job is None:
         return ModelPlace(problem=f"TrainingJob {name} does not exist in this namespace.")
     if job.spec.output is None:
-        return ModelPlace(problem=f"TrainingJob {name} names no output that could be served.")
+        return ModelPlace(problem=f"TrainingJob {name} names no output that could be served.", final=True)
     if job.spec.engine is not None and (adapters := job.spec.engine.unmerged):
         return ModelPlace(
             problem=f"The output of TrainingJob {name} is no model, but adapters ({', '.join(adapters)}): serve their base with "
-            "spec.adapters, or a merged one by spec.model.uri."
+            "spec.adapters, or a merged one by spec.model.uri.",
+            final=True,
         )
     if job.status is None or job.status.phase is not TrainingPhase.SUCCEEDED:
         return ModelPlace(problem=f"TrainingJob {name} has not succeeded yet.")

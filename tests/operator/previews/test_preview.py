@@ -15,7 +15,7 @@ from tests.operator.builders import ENGINE, NOW, SETTINGS, admitted, gang, job, 
 
 from busbar.kube.contracts.preview import PreviewAnswer
 from busbar.kube.informer import Key
-from busbar.kube.types import TrainingJob
+from busbar.kube.types import AcceleratorPool, TrainingJob
 from busbar.operator.errors import Busy, PreviewFailed
 from busbar.operator.forecasts.forecaster import Forecaster
 from busbar.operator.forecasts.job_history import JobHistory
@@ -28,6 +28,7 @@ from busbar.operator.previews.preview import (
     as_sentence,
     held_by_claims,
     held_by_guarantees,
+    held_by_model,
     held_by_tenant,
     loads_of,
     with_engine_mode,
@@ -128,6 +129,60 @@ def test_a_service_is_told_in_which_mode_its_engine_would_start_and_why() -> Non
         waits = starts.model_copy(update={"pool": ""})
         assert with_engine_mode(waits, seen, draft) == waits
     assert with_engine_mode(starts, seen, job("draft")) == starts
+
+
+LARGE = {
+    "model_type": "llama", "hidden_size": 16384, "num_hidden_layers": 126, "num_attention_heads": 128,
+    "num_key_value_heads": 8, "intermediate_size": 53248, "vocab_size": 128256,
+}  # fmt: skip
+
+
+def gpu_pool(kind: str) -> tuple[AcceleratorPool, Node]:
+    made = pool(kind.lower(), accelerator=kind, resourceName="nvidia.com/gpu")
+    [selector] = made.spec.node_selector.items()
+    node = Node(f"n-{kind}", (selector,), (), 64_000, 512_000, 100_000, (("nvidia.com/gpu", 8),), True)
+    return made, node
+
+
+@pytest.mark.parametrize(
+    ("kinds", "starts"),
+    [(("L4",), ""), (("H100",), "H100"), (("L4", "H100"), "H100"), (("H100", "L4"), "H100")],
+)
+def test_a_service_starts_only_where_its_model_fits_in_some_engine_mode(
+    kinds: tuple[str, ...], starts: str
+) -> None:
+    made = job("made", engine={**ENGINE, "model": {"config": LARGE}}, status={"phase": "Succeeded"})
+    pools, nodes = zip(*(gpu_pool(kind) for kind in kinds), strict=True)
+    draft = service("web", model={"trainingJob": "made"}, replicas=1)
+    seen = ClusterObjects(pools=pools, nodes=nodes, tenants=TENANTS, jobs=(made,))
+    base = build(seen, NOW, draft)
+    found = with_engine_mode(answer(replace(asked(draft), base=base)), seen, draft)
+    assert (found.starts_now, found.possible, found.accelerator) == (bool(starts), bool(starts), starts)
+    if not starts:
+        assert found.reason.startswith("It fits in no engine mode: stream needs")
+        assert found.when.startswith("Never")
+
+
+@pytest.mark.parametrize(
+    ("made", "possible", "words"),
+    [
+        (None, True, "does not exist in this namespace"),
+        (job("made", status={"phase": "Running"}), True, "has not succeeded yet"),
+        (job("made", status={"phase": "Succeeded"}), True, ""),
+    ],
+)
+def test_a_service_is_told_that_its_model_is_not_made(
+    made: TrainingJob | None, possible: bool, words: str
+) -> None:
+    seen = ClusterObjects(jobs=() if made is None else (made,))
+    draft = service("web", model={"trainingJob": "made"}, replicas=1)
+    found = held_by_model(seen, draft)
+    assert (found is None) is (not words)
+    if found is not None:
+        assert (found.starts_now, found.possible, found.code) == (False, possible, "ModelNotReady")
+        assert words in found.reason
+    assert held_by_model(seen, service("web", model={"uri": "pvc://claim/model"})) is None
+    assert held_by_model(seen, job("draft")) is None
 
 
 def test_a_draft_that_waits_names_nobody_else() -> None:
