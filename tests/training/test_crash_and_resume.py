@@ -18,8 +18,10 @@ from tests.training.crash import Point, train_in_a_process
 from tests.training.small import manifest, with_text
 
 from busbar.workloads.machine.direct_file import DirectFile
+from busbar.workloads.training import async_checkpoint
 from busbar.workloads.training import checkpoint as checkpoint_module
-from busbar.workloads.training.async_checkpoint import Saver, time_for_another
+from busbar.workloads.training.async_checkpoint import time_for_another
+from busbar.workloads.training.capture import Capture
 from busbar.workloads.training.checkpoint import CheckpointFolder
 from busbar.workloads.training.control import Control
 from busbar.workloads.training.environment import run_from_manifest
@@ -206,8 +208,8 @@ def test_a_stop_while_a_checkpoint_is_written_costs_one_write(
 ) -> None:
     """The running write is cancelled in favour of the newest state: nothing is lost, and one checkpoint is on disk."""
     claims, control = with_text(tmp_path), Control()
-    committed, save_last, write = list[Path](), Saver.save_last, DirectFile.write
-    stopped = threading.Event()
+    committed, abandon, write = list[Path](), Capture.abandon, DirectFile.write
+    cancelled = threading.Event()
 
     def stop_in_the_first_write(file: DirectFile, data: torch.Tensor, offset: int) -> None:
         if not control.stopping:
@@ -215,13 +217,12 @@ def test_a_stop_while_a_checkpoint_is_written_costs_one_write(
             while status.step <= 4 and time.monotonic() < deadline:
                 time.sleep(0.01)  # training continues while the writer runs
             control.stop()
-            assert stopped.wait(60)
+            assert cancelled.wait(60)
         write(file, data, offset)
 
-    def tell(saver: Saver, *arguments: Any) -> None:
-        assert saver._capture is not None
-        threading.Timer(0.1, stopped.set).start()
-        save_last(saver, *arguments)
+    def tell(capture: Capture) -> None:
+        abandon(capture)
+        cancelled.set()
 
     def count(temporary: Path, target: Path) -> None:
         committed.append(target)
@@ -230,7 +231,7 @@ def test_a_stop_while_a_checkpoint_is_written_costs_one_write(
     commit = checkpoint_module._replace
     monkeypatch.setattr(DirectFile, "write", stop_in_the_first_write)
     monkeypatch.setattr(checkpoint_module, "_replace", count)
-    monkeypatch.setattr(Saver, "save_last", tell)
+    monkeypatch.setattr(Capture, "abandon", tell)
     status = Status()
     described = run_from_manifest(manifest(), claims, None, {})
     assert run(described, status, control, Lines("stopped", io.StringIO())) == 143
@@ -264,7 +265,7 @@ def test_too_little_time_for_the_newest_state_finishes_the_write_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claims, control = with_text(tmp_path), Control()
-    write = DirectFile.write
+    write, decided = DirectFile.write, threading.Event()
     blocks = 0
 
     def stop_in_the_middle(file: DirectFile, data: torch.Tensor, offset: int) -> None:
@@ -272,12 +273,17 @@ def test_too_little_time_for_the_newest_state_finishes_the_write_under_way(
         blocks += 1
         if blocks == 3 and not control.stopping:
             control.stop()
-            time.sleep(0.3)
+            assert decided.wait(60)
         write(file, data, offset)
 
+    def decide(*arguments: Any) -> bool:
+        decided.set()
+        return time_for_another(*arguments)
+
     monkeypatch.setattr(DirectFile, "write", stop_in_the_middle)
+    monkeypatch.setattr(async_checkpoint, "time_for_another", decide)
     status = Status()
-    described = replace(run_from_manifest(manifest(), claims, None, {}), grace_s=0.01)
+    described = replace(run_from_manifest(manifest(), claims, None, {}), grace_s=1e-9)
     assert run(described, status, control, Lines("stopped", io.StringIO())) == 143
     assert "state after step 4 is durable" in status.to_json()["message"]
     assert CheckpointFolder(claims / "out/model/checkpoints", 2).steps() == [4]
