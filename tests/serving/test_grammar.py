@@ -22,7 +22,7 @@ from tests.serving.models import EOS, VOCAB, make_tokenizer
 from busbar.workloads.serving.delta import Delta
 from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.folding import SMALL
-from busbar.workloads.serving.grammar import Allowed, Grammars, GrammarTooComplex, Guide
+from busbar.workloads.serving.grammar import Allowed, Grammar, Grammars, GrammarTooComplex, Guide
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.openai_format import GrammarKind, GrammarSpec
 from busbar.workloads.serving.sampler import Draw, sample
@@ -316,14 +316,26 @@ def test_its_neighbour_is_compiled_and_remembered(grammars: Grammars, spec: Gram
 async def test_a_grammar_that_takes_too_long_is_refused_while_others_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The loop's clock moves only here, so that a busy machine makes no other grammar late."""
+    loop = asyncio.get_running_loop()
+    now_s = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now_s)
     grammars = Grammars(Vocabulary(make_tokenizer()), VOCAB, frozenset({EOS}), frozenset(), compile_s=0.2)
     known = await grammars.get(regex_of("known"))
-    held, compile_now = threading.Event(), grammars.compile
-    monkeypatch.setattr(grammars, "compile", lambda spec: held.wait() and compile_now(spec))
+    begun, held, compile_now = threading.Semaphore(0), threading.Event(), grammars.compile
+
+    def slow(spec: GrammarSpec) -> Grammar:
+        begun.release()
+        held.wait()
+        return compile_now(spec)
+
+    monkeypatch.setattr(grammars, "compile", slow)
     try:
-        found = await asyncio.gather(
-            *(grammars.get(regex_of(f"slow{i}")) for i in range(3)), return_exceptions=True
-        )
+        asked = [asyncio.create_task(grammars.get(regex_of(f"slow{i}"))) for i in range(3)]
+        for _ in range(2):
+            assert await asyncio.to_thread(begun.acquire, timeout=60)
+        now_s += 0.3
+        found = await asyncio.gather(*asked, return_exceptions=True)
         kinds = sorted(type(each).__name__ for each in found)
         assert kinds == ["BadRequest", "BadRequest", "Overloaded"], "the third had no thread"
         assert "longer than 0.2 s" in str(next(e for e in found if isinstance(e, BadRequest)))
