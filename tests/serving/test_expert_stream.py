@@ -286,7 +286,7 @@ def test_what_a_layer_waits_for_goes_ahead_of_what_is_foreseen_and_the_rest_of_t
     for number in range(layout.records):
         made[number] = page_memory(layout.layout(number).size)
         layout.store(model, number, made[number], None)
-    gate, read = threading.Event(), list[tuple[int, int]]()
+    begun, gate, read = threading.Event(), threading.Event(), list[tuple[int, int]]()
 
     class Held(HostSource):
         """The second layer's experts come when the gate is open."""
@@ -294,7 +294,9 @@ def test_what_a_layer_waits_for_goes_ahead_of_what_is_foreseen_and_the_rest_of_t
         def fetch(self, index: int, staging: torch.Tensor | None) -> torch.Tensor:
             layer, expert = divmod(index - LAYERS, EXPERTS)
             read.append((layer, expert))
-            assert layer != 1 or gate.wait(10)
+            if layer == 1:
+                begun.set()
+                assert gate.wait(60)
             return super().fetch(index, staging)
 
     cache = ExpertCache(layout, 12, PER_TOKEN, Held(made), CPU, ahead=True)
@@ -312,6 +314,7 @@ def test_what_a_layer_waits_for_goes_ahead_of_what_is_foreseen_and_the_rest_of_t
         gate.set()
 
     monkeypatch.setattr(_Reader, "order", open_gate)
+    assert begun.wait(60)  # the first of what is foreseen, which is not taken back
     assert {expert for expert, _ in cache.use(1, [foreseen[2], other])} == {foreseen[2], other}
     assert read[3:] == [(1, foreseen[0]), (1, foreseen[2]), (1, other)]
     layers.close()
