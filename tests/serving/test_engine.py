@@ -120,6 +120,7 @@ async def test_a_failing_step_ends_every_stream_with_an_error(
         assert loaded.core.scheduler.pool.used == 0
         with pytest.raises(Overloaded, match="going down"):
             await answer(pair.link, [1], greedy_params(1))
+        await pair.link.call("sync")  # the streams' ends come before the state
         assert pair.link.state is EngineState.FAILED
         assert str(pair.link.failure) == "RuntimeError: out of registers"
 
