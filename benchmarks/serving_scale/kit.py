@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving_scale.kit azure servegen_2 servegen_9 servegen_180_2 servegen_180_9 steps warm warm_days failures solver melange step_model --data DIR
     python -m benchmarks.serving_scale.kit servegen_180_2_busiest servegen_180_9_busiest --data DIR
-    python -m benchmarks.serving_scale.kit failures_two_replicas failures_zones failures_zone_reserve --data DIR
+    python -m benchmarks.serving_scale.kit failures_two_replicas failures_zones failures_zone_reserve zone_outages --data DIR
     python -m benchmarks.serving_scale.kit shared_12 shared_12_elastic shared_16_elastic shared_failures --data DIR
 
 `DIR/azure_llm_2023` holds AzureLLMInferenceTrace_conv.csv of Azure/AzurePublicDataset, `DIR/servegen/m-small` the
@@ -41,7 +41,7 @@ from busbar.scheduler.autoscale.step_model import (
     max_rate,
 )
 from busbar.scheduler.fit import accelerator
-from busbar.scheduler.simulate.serving_failures import Failures
+from busbar.scheduler.simulate.serving_failures import Failures, Outage, nodes_of
 from busbar.scheduler.simulate.serving_plan import Plan, Question, answer
 from busbar.scheduler.simulate.serving_pools import LLAMA_8B, parse_pools
 from busbar.scheduler.simulate.serving_result import ServingResult, late_for_each
@@ -220,6 +220,33 @@ def failing_in(where: str, zones: int, reserve: float) -> Callable[[Path], list[
         return [_with_failures(row, found, 6.0)]
 
     return case
+
+
+def zone_outages(data: Path) -> list[Row]:
+    """Every half hour of the busiest eight one of two zones is away for ten minutes, in turns, with more and less kept for that."""
+    trace = _busiest(servegen(data / "servegen/m-small", 2, 60), 8)
+    listed = tuple(
+        Outage(second, pool, node, second + 600)
+        for turn, second in enumerate(range(1800, int(trace.duration_s), 1800))
+        for pool, nodes in nodes_of(parse_pools(ZONES)).items()
+        if pool.endswith("ab"[turn % 2])
+        for node in range(nodes)
+    )
+    rows = []
+    for reserve in (0.0, 0.5, 1.0):
+        found = _plan(
+            trace,
+            60,
+            policies=("busbar",),
+            pools=ZONES,
+            failures=Failures(listed=listed),
+            zones=2,
+            reserve=reserve,
+            least=2,
+        )
+        name = f"ServeGen m-small day 2, busiest 8 h, 60 s start, a zone away every half hour, zone reserve {reserve:g}"
+        rows.append(_with_failures(_row(name, found), found, None))
+    return rows
 
 
 def _with_failures(row: Row, found: Plan, hours: float | None) -> Row:
@@ -544,6 +571,7 @@ CASES: dict[str, Callable[[Path], list[Row]]] = {
     "failures": failing,
     "failures_two_replicas": failing_in("at least 2 replicas", 0, 0.0),
     "failures_zones": failing_in("replicas in both zones", 2, 0.0),
+    "zone_outages": zone_outages,
     "failures_zone_reserve": failing_in("either zone carries the load (zone reserve 1)", 2, 1.0),
     "warm": warm,
     "warm_days": warm_days,
