@@ -38,9 +38,9 @@ def _surplus(claim: Claim, tenant: str, victims: Iterable[Victim], right: Right)
     round_, kind = claim.round, claim.candidate.accelerator
     found: list[Victim] = []
     spare, taken = spare_m(round_, tenant, kind, right), 0
-    if spare < 0:
-        return found
     most = min(spare - 1, _outside_guarantee_m(round_, tenant, kind))
+    if most < 0:
+        return found
     for victim in _above_first(round_, tenant, victims):
         if taken > most:
             break
