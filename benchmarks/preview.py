@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.operator.builders import ENGINE, NOW, SETTINGS, job, pool, tenant
+from tests.operator.builders import NOW, SETTINGS, engine_of, job, pool, tenant
 
 from busbar.kube.types import TrainingJob
 from busbar.operator.forecasts.forecaster import Forecaster
@@ -89,7 +89,7 @@ def of_job(number: int, where: str | None, kind: str) -> TrainingJob:
     made = job(
         f"job-{number}",
         status=status,
-        engine={**ENGINE, "model": {"config": config}, "steps": 100_000, "mode": "resident"},
+        engine={**engine_of(config), "steps": 100_000, "mode": "resident"},
         shape={"acceleratorsPerPod": PER_NODE, "cpu": "8", "memory": "64Gi"},
     )
     made.metadata.namespace = f"team-{number % TEAMS}"

@@ -31,7 +31,7 @@ from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from tests.operator.builders import ENGINE, SETTINGS
+from tests.operator.builders import SETTINGS, engine_of
 
 from busbar.kube.client import Object
 from busbar.kube.informer import Key
@@ -106,7 +106,7 @@ def job(number: int, state: str, where: str, version: int = 1, step: int = 10) -
         status["finishedAt"] = time_of(timedelta(minutes=5))
         del status["admission"]
     meta = metadata(f"job-{number}", f"team-{number // 4 % TEAMS}", version)
-    engine = {**ENGINE, "model": {"config": config}, "steps": 100_000, "mode": "resident"}
+    engine = {**engine_of(config), "steps": 100_000, "mode": "resident"}
     shape = {"acceleratorsPerPod": 1, "cpu": "8", "memory": "64Gi"}
     spec = {"output": {"uri": "pvc://claim/model"}, "engine": engine, "shape": shape}
     return {"kind": "TrainingJob", "metadata": meta, "spec": spec, "status": status}

@@ -24,7 +24,23 @@ def _without_integral_floats(value: Any) -> Any:
     return value
 
 
-ModelConfig = Annotated[dict[str, Any], Field(max_length=256), AfterValidator(_without_integral_floats)]
+def _with_numbers(config: dict[str, Any]) -> dict[str, Any]:
+    """Raises ValueError where a property that the schema names is no number."""
+    for name in _NUMBERS:
+        value = config.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name} must be a number")
+    return config
+
+
+_NUMBERS = {"vocab_size": {"type": "number", "description": "Entries of the vocabulary."}}
+"""Properties of a model's config that rules read."""
+ModelConfig = Annotated[
+    dict[str, Any],
+    Field(max_length=256, json_schema_extra={"properties": _NUMBERS}),
+    AfterValidator(_without_integral_floats),
+    AfterValidator(_with_numbers),
+]
 
 
 class EngineMode(StrEnum):
@@ -337,6 +353,18 @@ class TrainingEngine(SpecModel):
             cel="has(self.tokenizer) || has(self.model.uri)",
             message="a model from config has no tokenizer of its own; add tokenizer.train or tokenizer.uri",
             holds=lambda engine: engine.tokenizer is not None or engine.model.uri is not None,
+        ),
+        Rule(
+            cel="!has(self.tokenizer) || !has(self.tokenizer.train) || !has(self.model.config) || "
+            "!has(self.model.config.vocab_size) || self.model.config.vocab_size == double(self.tokenizer.train.vocabSize)",
+            message="tokenizer.train.vocabSize must be the vocab_size of model.config; make them equal, or leave vocab_size out",
+            field_path=".tokenizer",
+            holds=lambda engine: (
+                engine.tokenizer is None
+                or engine.tokenizer.train is None
+                or (engine.model.config or {}).get("vocab_size", engine.tokenizer.train.vocab_size)
+                == engine.tokenizer.train.vocab_size
+            ),
         ),
         Rule(
             cel="!has(self.optimizer) || self.optimizer.warmupSteps <= self.steps",

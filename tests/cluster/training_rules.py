@@ -477,6 +477,14 @@ TRAINING = (
     Row(
         m.engine_job,
         "spec.engine",
+        "vocabSize must be the vocab_size of model.config",
+        {"spec/engine/model/config/vocab_size": 513, "spec/engine/tokenizer": {"train": {"vocabSize": 512}}},
+        {"spec/engine/model/config/vocab_size": 512, "spec/engine/tokenizer": {"train": {"vocabSize": 512}}},
+        blames="spec.engine.tokenizer",
+    ),
+    Row(
+        m.engine_job,
+        "spec.engine",
         "warmupSteps must not be greater than steps",
         {"spec/engine/steps": 10, "spec/engine/optimizer/warmupSteps": 11},
         {"spec/engine/steps": 10, "spec/engine/optimizer/warmupSteps": 10},

@@ -28,6 +28,12 @@ ENGINE: dict[str, Any] = {
 }
 
 
+def engine_of(config: dict[str, Any]) -> dict[str, Any]:
+    """That trains a model of this config."""
+    vocabulary = config.get("vocab_size", ENGINE["tokenizer"]["train"]["vocabSize"])
+    return {**ENGINE, "model": {"config": config}, "tokenizer": {"train": {"vocabSize": vocabulary}}}
+
+
 def pool(name: str = "cpu", **spec: Any) -> AcceleratorPool:
     body = {"accelerator": "cpu", "resourceName": "cpu", "nodeSelector": {"pool": name}, **spec}
     return AcceleratorPool.model_validate(

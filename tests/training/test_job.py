@@ -39,7 +39,7 @@ BAD = [
         "model",
         {"config": {**LLAMA, "vocab_size": 999}},
         {"config": {**LLAMA, "vocab_size": 320}},
-        "spec.engine.tokenizer.train.vocabSize",
+        "spec.engine",
     ),
     (
         "tokenizer",

@@ -1,9 +1,8 @@
 """From a TrainingJob to a run's settings. The kinds' models define what is valid; this module names the invalid field.
 
 In a cluster the API server has checked the manifest against the CRD, which is generated from the same models;
-for a stand-alone run no server has. Facts that only the engine knows (whether the corpus exists, whether the
-vocabulary matches the model) are checked here too. Every refusal names the field's path, what is wrong, and what to
-do.
+for a stand-alone run no server has. Facts that only the engine knows (whether the corpus exists) are checked here
+too. Every refusal names the field's path, what is wrong, and what to do.
 """
 
 from __future__ import annotations
@@ -236,15 +235,6 @@ def _check_model(engine: TrainingEngine, path: str) -> None:
             "is missing",
             "name a transformers architecture such as llama or gpt2",
         )
-    if engine.tokenizer is not None and engine.tokenizer.train is not None:
-        size = engine.tokenizer.train.vocab_size
-        known = config.get("vocab_size", size)
-        if known != size:
-            raise InvalidJob(
-                f"{path}.tokenizer.train.vocabSize",
-                f"is {size}, but the model's config says vocab_size {known}",
-                "make them equal, or leave vocab_size out of the config",
-            )
 
 
 def _check_corpus(engine: TrainingEngine, path: str) -> None:

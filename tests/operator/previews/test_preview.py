@@ -11,7 +11,18 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.operator.builders import ENGINE, NOW, SETTINGS, admitted, gang, job, pool, running, service, tenant
+from tests.operator.builders import (
+    NOW,
+    SETTINGS,
+    admitted,
+    engine_of,
+    gang,
+    job,
+    pool,
+    running,
+    service,
+    tenant,
+)
 
 from busbar.kube.contracts.preview import PreviewAnswer
 from busbar.kube.informer import Key
@@ -112,9 +123,9 @@ def test_a_draft_that_fits_starts_now_and_only_an_admin_reads_where() -> None:
 def test_a_service_is_told_in_which_mode_its_engine_would_start_and_why() -> None:
     config = {
         "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+        "num_key_value_heads": 8, "intermediate_size": 14336,
     }  # fmt: skip
-    made = job("made", engine={**ENGINE, "model": {"config": config}}, status={"phase": "Succeeded"})
+    made = job("made", engine=engine_of(config), status={"phase": "Succeeded"})
     seen = ClusterObjects(pools=(pool("cpu"),), nodes=nodes_of(), tenants=TENANTS, jobs=(made,))
     for memory, mode in (("40Gi", "resident"), ("6Gi", "stream")):
         draft = service(
@@ -151,7 +162,7 @@ def gpu_pool(kind: str) -> tuple[AcceleratorPool, Node]:
 def test_a_service_starts_only_where_its_model_fits_in_some_engine_mode(
     kinds: tuple[str, ...], starts: str
 ) -> None:
-    made = job("made", engine={**ENGINE, "model": {"config": LARGE}}, status={"phase": "Succeeded"})
+    made = job("made", engine=engine_of(LARGE), status={"phase": "Succeeded"})
     pools, nodes = zip(*(gpu_pool(kind) for kind in kinds), strict=True)
     draft = service("web", model={"trainingJob": "made"}, replicas=1)
     seen = ClusterObjects(pools=pools, nodes=nodes, tenants=TENANTS, jobs=(made,))
@@ -198,7 +209,7 @@ def test_a_draft_is_told_what_its_deadline_would_be_promised() -> None:
         "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 512,
     }  # fmt: skip
-    engine = {**ENGINE, "model": {"config": config}}
+    engine = engine_of(config)
     for days, words in ((5, "Promised: it needs 1 cpu from now on"), (-1, "Not promised: out of reach")):
         at = (NOW + timedelta(days=days)).isoformat()
         found = answer(asked(job("draft", engine=engine, deadline=at)))
@@ -217,7 +228,7 @@ def test_a_model_that_its_accelerators_cannot_hold_is_refused_also_where_the_poo
         "model_type": "llama", "hidden_size": 16384, "num_hidden_layers": 126, "num_attention_heads": 128,
         "num_key_value_heads": 8, "intermediate_size": 53248, "vocab_size": 128256,
     }  # fmt: skip
-    draft = job("draft", engine={**ENGINE, "model": {"config": config}}, shape={"acceleratorsPerPod": 1})
+    draft = job("draft", engine=engine_of(config), shape={"acceleratorsPerPod": 1})
     kind = pool("gpu", accelerator="L40S", resourceName="nvidia.com/gpu", **memory)
     [selector] = kind.spec.node_selector.items()
     large = Node("n0", (selector,), (), 64_000, 16_000_000, 100_000, (("nvidia.com/gpu", 8),), True)
@@ -241,7 +252,7 @@ def test_a_model_that_the_memory_of_the_nodes_cannot_hold_is_refused_where_the_c
         "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 16,
         "intermediate_size": 3 * hidden, "vocab_size": 32000,
     }  # fmt: skip
-    engine = {**ENGINE, "model": {"config": config}}
+    engine = engine_of(config)
     question = asked(job("draft", engine=engine, shape={"cpu": "1", **memory}))
     found = answer(question)
     assert found.possible is found.starts_now is possible
@@ -368,7 +379,7 @@ CONFIG = {
 
 def sized(name: str, width: int = 128, **spec: Any) -> TrainingJob:
     config = CONFIG | {"hidden_size": width}
-    return job(name, engine={**ENGINE, "model": {"config": config}}, **spec)
+    return job(name, engine=engine_of(config), **spec)
 
 
 @pytest.mark.parametrize(

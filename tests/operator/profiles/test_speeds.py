@@ -23,7 +23,6 @@ CONFIG = {
     "num_hidden_layers": 12,
     "num_attention_heads": 12,
     "intermediate_size": 2048,
-    "vocab_size": 32000,
 }
 STEPS = 200_000
 POOLS = (

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operator.builders import (
-    ENGINE,
     NOW,
     admitted,
+    engine_of,
     gang,
     gated,
     job,
@@ -41,7 +41,7 @@ CONFIG = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "nu
 
 def learns(name: str, speed: float) -> TrainingJob:
     """A job of a known class that reports a speed."""
-    of = admitted(job(name, engine={**ENGINE, "model": {"config": CONFIG}}))
+    of = admitted(job(name, engine=engine_of(CONFIG)))
     assert of.status is not None
     assert of.status.admission is not None
     started = of.status.admission.model_copy(update={"started_at": NOW})
@@ -227,7 +227,7 @@ def test_a_job_that_may_be_tried_again_later_is_offered_then() -> None:
 def test_a_class_that_is_new_has_its_cells_at_once_and_reports_are_learned_from_with_the_next_full_plan() -> (
     None
 ):
-    silent = job("a", engine={**ENGINE, "model": {"config": CONFIG}})
+    silent = job("a", engine=engine_of(CONFIG))
     builder = builder_of(ClusterObjects((), (), (pool(),), (tenant("team", ["team"]),)))
     assert builder.snapshot(NOW).table.cells == ()
     builder.put(JOB, Key("team", "a"), silent)
@@ -247,7 +247,7 @@ def test_a_class_that_is_new_leaves_what_was_learned_of_others_to_the_next_full_
     builder = builder_of(ClusterObjects((learns("a", 100.0),), (), (pool(),), (tenant("team", ["team"]),)))
     before = builder.snapshot(NOW)
     known = before.jobs[0].workload_class
-    other = job("b", engine={**ENGINE, "model": {"config": {**CONFIG, "hidden_size": 512}}})
+    other = job("b", engine=engine_of({**CONFIG, "hidden_size": 512}))
     builder.put(JOB, Key("team", "a"), learns("a", 300.0))
     builder.put(JOB, Key("team", "b"), other)
     table = builder.snapshot(NOW, full=False).table

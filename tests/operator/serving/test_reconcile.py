@@ -77,7 +77,6 @@ BIG: dict[str, Any] = {
             "num_hidden_layers": 32,
             "num_attention_heads": 32,
             "num_key_value_heads": 8,
-            "vocab_size": 128256,
             "tie_word_embeddings": False,
         }
     },
