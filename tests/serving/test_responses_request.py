@@ -82,7 +82,7 @@ ROWS: list[tuple[str, list[Any], list[Any]]] = [
     ("instructions", [3, ["x"]], ["x", "", None]),
     ("max_output_tokens", [0, -1, 1.5, "4", True], [1, 100, None]),
     ("temperature", [-0.1, 2.1, "hot"], [0, 2, None]),
-    ("top_p", [0, 1.1], [0.5, 1]),
+    ("top_p", [-0.1, 1.1], [0, 0.5, 1]),
     ("stream", ["yes", 1], [True, False, None]),
     ("stream_options", [{"include_usage": True}, []], [{"include_obfuscation": False}, {}, None]),
     (

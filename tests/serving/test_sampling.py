@@ -87,6 +87,11 @@ def test_a_tiny_top_p_still_leaves_the_likeliest() -> None:
     assert set(draws(200, top_p=1e-6)) == {0}
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 2.0])
+def test_a_top_p_of_zero_is_the_likeliest_token_at_any_temperature(temperature: float) -> None:
+    assert set(draws(200, temperature=temperature, top_p=0.0)) == {0}
+
+
 def test_top_k_of_one_is_greedy() -> None:
     assert set(draws(200, top_k=1, temperature=2.0)) == {0}
 

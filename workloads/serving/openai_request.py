@@ -185,7 +185,7 @@ def _wanted(fields: Mapping[str, Any], logprobs: int | None) -> Wanted:
         max_tokens=max_tokens or 1,
         min_tokens=integer(fields, "min_tokens", 0, 2**31) or 0,
         temperature=number(fields, "temperature", 1.0, 0.0, 2.0),
-        top_p=number(fields, "top_p", 1.0, 0.0, 1.0, above=True),
+        top_p=number(fields, "top_p", 1.0, 0.0, 1.0),
         top_k=max(0, integer(fields, "top_k", -1, 2**31) or 0),
         seed=integer(fields, "seed", -(2**63), 2**63 - 1),
         stop=_stops(fields.get("stop")),
