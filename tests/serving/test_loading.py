@@ -95,6 +95,18 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused(folder: Path) -> None:
         load_engine(folder)
 
 
+def test_a_token_beyond_the_embedding_is_refused_also_where_the_tokenizer_has_no_more_tokens(
+    folder: Path,
+) -> None:
+    file = folder / "tokenizer.json"
+    written = json.loads(file.read_text())
+    last = max(written["model"]["vocab"], key=written["model"]["vocab"].get)
+    written["model"]["vocab"][last] += 1000
+    file.write_text(json.dumps(written))
+    with pytest.raises(ModelCorrupt, match="tokens up to 1383, the model's embedding only those up to 383"):
+        load_engine(folder)
+
+
 def test_shards_are_read_through_their_index(folder: Path, llama: tuple[Path, Any]) -> None:
     tensors: dict[str, torch.Tensor] = load_file(folder / WEIGHTS)
     names = sorted(tensors)

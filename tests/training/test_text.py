@@ -234,6 +234,16 @@ def test_tokens_of_any_kind_of_tokenizer_become_the_texts_bytes() -> None:
         assert bytes_decoder(tokenizer)(tokenizer.encode(text).ids) == text.encode()
 
 
+def test_tokens_beyond_a_gap_of_ids_have_their_bytes() -> None:
+    written = json.loads(train_tokenizer(TEXTS, VOCABULARY).to_str())
+    vocabulary = written["model"]["vocab"]
+    vocabulary["e"] = 2 * VOCABULARY
+    tokenizer = Tokenizer.from_str(json.dumps(written))
+    ids = tokenizer.encode("e").ids
+    assert ids == [2 * VOCABULARY]
+    assert bytes_decoder(tokenizer)(ids) == b"e"
+
+
 def test_documents_come_in_a_seeded_order(text_folder: Path) -> None:
     documents = open_corpus("pvc://text", text_folder, 0.0).train
     assert document_order(documents, 0) == document_order(list(reversed(documents)), 0)

@@ -105,10 +105,11 @@ def load(settings: EngineSettings, model_id: str, clock: Callable[[], float] = t
     began = time.monotonic()
     arch = read_architecture(settings.model_dir)
     tokenizer = load_tokenizer(settings.model_dir)
-    if tokenizer.get_vocab_size() > arch.vocab_size:
+    largest = max(tokenizer.get_vocab().values(), default=-1)  # ids may have gaps
+    if largest >= arch.vocab_size:
         raise ModelCorrupt(
-            f"{settings.model_dir}: tokenizer.json has {tokenizer.get_vocab_size()} tokens, the model's "
-            f"embedding only {arch.vocab_size}; they do not belong together"
+            f"{settings.model_dir}: tokenizer.json has tokens up to {largest}, the model's embedding only those up to "
+            f"{arch.vocab_size - 1}; they do not belong together"
         )
     template = load_chat_template(settings.model_dir)
     device = choose_device(settings.device)

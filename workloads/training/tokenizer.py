@@ -84,7 +84,7 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
     unicode_to_byte = {symbol: byte for byte, symbol in _byte_alphabet().items()}
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     table = []
-    for index in range(tokenizer.get_vocab_size()):
+    for index in range(table_size(tokenizer)):
         token = tokenizer.id_to_token(index) or ""
         known = token not in special and all(symbol in unicode_to_byte for symbol in token)
         table.append(bytes(unicode_to_byte[symbol] for symbol in token) if known else b"")
