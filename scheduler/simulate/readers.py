@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from pathlib import Path
 
 from ..errors import TraceError
-from .csv_rows import cells_of, fault, named_rows
+from .csv_rows import cells_of, fault, moment_s, named_rows, value_of, whole
 from .trace import Trace, TraceJob
 
 Throughputs = Mapping[str, Mapping[tuple[str, int], float]]
@@ -92,8 +91,8 @@ def philly(path: Path, accelerator: str = "gpu", per_node: int = 8) -> Trace:
     jobs: list[TraceJob] = []
     for number, (line, row) in enumerate(named_rows(path)):
         try:
-            at = datetime.fromisoformat(row["timestamp"]).timestamp()
-            count, seconds = int(row["num_gpus"]), float(row["duration"])
+            at = moment_s(row, "timestamp")
+            count, seconds = whole(row, "num_gpus"), value_of(row, "duration")
             if count <= 0 or seconds <= 0:
                 continue
             pods = 1 if count <= per_node else -(-count // per_node)
@@ -139,10 +138,10 @@ def _of_openb(name: str, row: Mapping[str, str], known: Mapping[str, str]) -> Tr
     Args:
         known: the cluster's types by their names in small letters.
     """
-    at, scheduled, end = float(row["creation_time"]), row["scheduled_time"], row["deletion_time"]
-    size_m = int(row["num_gpu"]) * int(row["gpu_milli"])
+    at, scheduled, end = value_of(row, "creation_time"), row["scheduled_time"], row["deletion_time"]
+    size_m = whole(row, "num_gpu") * whole(row, "gpu_milli")
     named = sorted(set(filter(None, row.get("gpu_spec", "").split("|"))))
-    seconds = float(end) - float(scheduled) if scheduled and end else 0.0
+    seconds = value_of(row, "deletion_time") - value_of(row, "scheduled_time") if scheduled and end else 0.0
     if size_m <= 0 or seconds <= 0:
         return None
     allowed = [known[one.lower()] for one in named if one.lower() in known] if named else known.values()

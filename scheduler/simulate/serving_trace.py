@@ -14,12 +14,11 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 
 from ..autoscale.step_model import Bucket
 from ..errors import TraceError
-from .csv_rows import cells_of, fault, named_rows
+from .csv_rows import cells_of, fault, moment_s, named_rows, value_of, whole
 
 EDGES = (64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)
 """Upper ends of the prompt buckets; the last bucket is open."""
@@ -131,17 +130,14 @@ def _request(path: Path, line: int, row: Mapping[str, str]) -> tuple[float, int,
     """Time, prompt and output tokens."""
     try:
         if "TIMESTAMP" in row:
-            at = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
-            request = at, int(row["ContextTokens"]), int(row["GeneratedTokens"])
+            request = moment_s(row, "TIMESTAMP"), whole(row, "ContextTokens"), whole(row, "GeneratedTokens")
         else:
-            request = float(row["arrival_s"]), int(row["prompt_tokens"]), int(row["output_tokens"])
+            request = value_of(row, "arrival_s"), whole(row, "prompt_tokens"), whole(row, "output_tokens")
     except (KeyError, OverflowError, ValueError) as error:
         raise TraceError(
             f"{path}:{line}: this line is no request ({fault(error)}); the columns are arrival_s, prompt_tokens,"
             " output_tokens, or Azure's TIMESTAMP, ContextTokens, GeneratedTokens"
         ) from error
-    if not math.isfinite(request[0]):
-        raise TraceError(f"{path}:{line}: the time {request[0]:g} is no finite number")
     if not all(0 <= tokens <= MOST_TOKENS for tokens in request[1:]):
         raise TraceError(f"{path}:{line}: a length is not between 0 and {MOST_TOKENS} tokens")
     return request

@@ -69,8 +69,14 @@ def test_a_table_that_would_lose_values_is_refused(tmp_path: Path, content: byte
         ("", "there is no job in it"),
         (HEADER, "there is no job in it"),
         (HEADER + "2017-10-03 00:00:00,100\n", "jobs.csv:2: 2 values under 4 columns"),
-        (HEADER + "2017-10-03 00:00:00,nan,1,a\n", "jobs.csv:2: .* work is nan"),
-        (HEADER + "2017-10-03 00:00:00,inf,1,a\n", "jobs.csv:2: .* work is inf"),
+        (
+            HEADER + "2017-10-03 00:00:00,nan,1,a\n",
+            "jobs.csv:2: .* column 'duration' is 'nan', no finite number",
+        ),
+        (
+            HEADER + "2017-10-03 00:00:00,inf,1,a\n",
+            "jobs.csv:2: .* column 'duration' is 'inf', no finite number",
+        ),
         (HEADER + "2017-10-03 00:00:00,100,many,a\n", "jobs.csv:2: .*'many'"),
         (HEADER + "2017-10-03 00:00:00,100,17,a\n", "1 of 1 jobs .* needs 3 x 8 accelerators .* has 16 gpu"),
         ("when,duration,num_gpus,cluster\nx,1,1,a\n", "jobs.csv:2: .*column 'timestamp' is missing"),
@@ -156,7 +162,7 @@ def test_equal_names_of_elastic_jobs_are_refused(tmp_path: Path) -> None:
     ("row", "words"),
     [
         ("0,99999999999,1", "not between 0 and 10000000 tokens"),
-        ("inf,1,1", "the time inf is no finite number"),
+        ("inf,1,1", "column 'arrival_s' is 'inf', no finite number"),
         ("0,1.5,1", "this line is no request"),
     ],
 )

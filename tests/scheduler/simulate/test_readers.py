@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -44,6 +47,52 @@ def test_a_broken_philly_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "philly_jobs.csv"
     path.write_text(PHILLY + "yesterday,1,1,1,x\n")
     with pytest.raises(TraceError, match=r"philly_jobs\.csv:7: .*yesterday"):
+        philly(path)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/Los_Angeles", "Australia/Lord_Howe"])
+def test_times_without_a_zone_are_the_same_on_every_machine(
+    zone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "philly_jobs.csv"
+    times = ("2017-11-05 00:59:00", "2017-11-05 01:30:00", "2017-11-05 02:01:00", "2017-11-05T03:00:00+01:00")
+    path.write_text("timestamp,duration,num_gpus,cluster\n" + "".join(f"{at},60,1,a\n" for at in times))
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        jobs = philly(path).jobs
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    first = jobs[0].arrival_s
+    assert [(job.id, job.arrival_s - first) for job in jobs] == [
+        ("000000", 0), ("000001", 31 * 60), ("000003", 61 * 60), ("000002", 62 * 60),
+    ]  # fmt: skip
+    assert first == datetime(2017, 11, 5, 0, 59, tzinfo=UTC).timestamp()
+
+
+def test_numbers_may_be_written_as_tables_with_gaps_write_them(tmp_path: Path) -> None:
+    path = tmp_path / "philly_jobs.csv"
+    path.write_text("timestamp, duration, num_gpus, cluster\n2017-10-09 07:01:55, 60, 8.0, a\n")
+    [job] = philly(path).jobs
+    assert (job.per_pod_m, job.work, job.tenant) == (8000, 60.0, "a")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (",1,1,a", "column 'timestamp' is '', no time"),
+        ("1506816000,1,1,a", "column 'timestamp' is '1506816000', no time"),
+        ("2017-10-09,,1,a", "column 'duration' is '', no finite number"),
+        ("2017-10-09,nan,1,a", "column 'duration' is 'nan', no finite number"),
+        ("2017-10-09,1,1.5,a", "column 'num_gpus' is '1.5', no whole number"),
+        ("2017-10-09,1,x,a", "column 'num_gpus' is 'x', no finite number"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_column(line: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "philly_jobs.csv"
+    path.write_text(f"timestamp,duration,num_gpus,cluster\n{line}\n")
+    with pytest.raises(TraceError, match=rf"philly_jobs\.csv:2: not a job of Philly: {re.escape(says)}"):
         philly(path)
 
 

@@ -291,7 +291,10 @@ def test_servegen_days_have_their_peak_and_remember_the_days_before(tmp_path: Pa
     [
         ("arrival_s,prompt_tokens,output_tokens\n", "no request in it"),
         ("arrival_s,prompt_tokens\n1,2\n", "column 'output_tokens' is missing"),
-        ("arrival_s,prompt_tokens,output_tokens\nsoon,1,1\n", "t.csv:2: this line is no request .could not"),
+        (
+            "arrival_s,prompt_tokens,output_tokens\nsoon,1,1\n",
+            "t.csv:2: this line is no request .column 'arrival_s' is 'soon'",
+        ),
         ("arrival_s,prompt_tokens,output_tokens\nnan,1,1\n", "t.csv:2"),
         ("arrival_s,prompt_tokens,output_tokens\n1,-1,1\n", "t.csv:2"),
     ],
