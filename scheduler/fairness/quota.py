@@ -333,10 +333,15 @@ class Holdings:
                     return True
         return False
 
-    def keeps_share_without(self, tenant: str, accelerator: str, amount_m: int) -> bool:
-        """Whether the tenant would still have its fair share without this much."""
+    def part_of_share(self, tenant: str, accelerator: str = "", amount_m: int = 0) -> float:
+        """What the tenant holds, or would hold with this much more, as a part of its fair share."""
+        units = self.units(tenant) + self.units_of(accelerator, amount_m)
+        return units / max(self.entitled.get(tenant, 0.0), EPS)
+
+    def keeps_share_without(self, tenant: str, accelerator: str, amount_m: int, part: float = 1.0) -> bool:
+        """Whether the tenant would still have its fair share, or this part of it, without this much."""
         rest = self.units(tenant) - self.units_of(accelerator, amount_m)
-        return rest >= self.entitled.get(tenant, 0.0) - EPS
+        return rest >= part * self.entitled.get(tenant, 0.0) - EPS
 
     def held_per_weight(self, tenant: str) -> float:
         """Units held, now and in the past, per weight; the lowest comes first."""

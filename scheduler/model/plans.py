@@ -292,8 +292,9 @@ class Policy:
     lengths are unknown."""
     least_rise: float = 0.25
     """An exchange for a share of the work must raise the lowest level of the tenants concerned by this part of what it
-    brings the one that asks, so that the last exchange does not turn the inequality round. At 0 two jobs of which one wins
-    what the other loses change places in every plan, which no row of the ablation shows."""
+    brings the one that asks, so that the last exchange does not turn the inequality round. At 0 two jobs of
+    which one wins what the other loses change places in every plan, which no row of the ablation shows. Whole jobs give way
+    (rule `gap`) to a tenant that lacks this part of its work, if they raise the lower of the two by as much."""
     transfer_gain_factor: float = 2.0
     """Pods move between two running jobs if the gain exceeds the loss by this many times the work that both repeat: the
     next arrival may restart them again. At 1 elastic jobs move 4 % more often, and take as long."""

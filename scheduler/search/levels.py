@@ -14,13 +14,14 @@ from .state import Assignment
 class Levels:
     """The levels of all tenants, at some moment of a round and after the changes that are kept."""
 
-    def __init__(self, round_: Round) -> None:
-        """Add up the work of all jobs."""
+    def __init__(self, round_: Round, only: str | None = None) -> None:
+        """Add up the work of all jobs, or of those of one tenant."""
         self._round = round_
         self._rates = WorkRates(round_.holdings.rate, round_.holdings.capacity_m)
         self._work = dict.fromkeys(round_.holdings.tenants, 0.0)
         for (_, tenant), assignments in round_.held.items():
-            self._work[tenant] = self._work.get(tenant, 0.0) + sum(map(self.work, assignments.values()))
+            if only is None or tenant == only:
+                self._work[tenant] = self._work.get(tenant, 0.0) + sum(map(self.work, assignments.values()))
 
     def work(self, assignment: Assignment) -> float:
         """What a job does where it is, in units."""
@@ -76,3 +77,8 @@ class Levels:
         """Take changes in, by tenant."""
         for tenant, more in changes.items():
             self._work[tenant] = self._work.get(tenant, 0.0) + more
+
+
+def level_of(round_: Round, tenant: str) -> float:
+    """The level of one tenant now."""
+    return round_.cached(("level", tenant), tenant, lambda: Levels(round_, tenant).level(tenant))

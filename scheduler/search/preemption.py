@@ -12,7 +12,7 @@ from .claim import Claim
 from .proposal import propose
 from .queues import request_of
 from .round import Round
-from .rules import DUE, RIGHTS, TOGETHER
+from .rules import BY_GAP, DUE, GAP, RIGHTS, TOGETHER, groups_of
 from .state import Assignment
 
 
@@ -37,7 +37,8 @@ def _reclaim_one(
 
     Args:
         hopeless: requests that failed already; equal requests fail too. Also jobs of which all failed, by what decides
-            that: while their tenant's holdings are the same, so do all requests of jobs alike.
+            that: while their tenant's holdings are the same, so do all requests of jobs alike. A job with a reservation is
+            like no other: it may use the nodes that are collected for it.
         due: use only its guarantee, and also take jobs that have just started.
     """
     job, holdings = assignment.job, round_.holdings
@@ -46,7 +47,9 @@ def _reclaim_one(
     ) > Right.GUARANTEED:
         return False
     version, priority = holdings.version.get(job.tenant, 0), round_.priority(job)
-    alike = job.tenant, job.user, priority, request_of(assignment), due, version, round_.can_disrupt()
+    own_hold = job.id if job.id in round_.holds else None
+    state = due, version, round_.can_disrupt(), own_hold
+    alike = job.tenant, job.user, priority, request_of(assignment), *state
     if alike in hopeless:
         return False
     for ranked in round_.shares.ordered(assignment):
@@ -58,7 +61,7 @@ def _reclaim_one(
         right = holdings.right(job.tenant, candidate.accelerator, candidate.accelerators_m)
         if right is not Right.GUARANTEED and (due or not round_.can_disrupt()):
             continue
-        key = (job.tenant, job.user, priority, right, ranked.shape, candidate.pods, due)
+        key = (job.tenant, job.user, priority, right, ranked.shape, candidate.pods, due, own_hold)
         if key in hopeless:
             continue
         claim = Claim(round_, assignment, candidate, right)
@@ -87,7 +90,9 @@ def _start_by_right(claim: Claim) -> bool:
         return True
     round_, pool = claim.round, claim.candidate.pool
     placed = any(round_.stoppable.planned(pool, tenant) for tenant in round_.holdings.tenants)
-    return placed and propose(claim, RIGHTS).accepted
+    if placed and propose(claim, RIGHTS):
+        return True
+    return bool(groups_of(claim, (GAP,))) and propose(claim, BY_GAP).accepted
 
 
 def _start_due(claim: Claim) -> bool:

@@ -48,7 +48,8 @@ events (`planner.react`) keep reservations on the nodes that they have, and leav
 place that a job was given already stays its own, unless it could start elsewhere now (`promised_places.py`).
 
 Not covered: a job that only its tenant's quota holds back (there is room, but no right to it); a share that needs
-whole nodes where the other tenants' surplus lies on no whole node (it waits until jobs end, or for its patience);
+whole nodes where the other tenants' surplus lies on no whole node (it waits until jobs end, for its patience, or until who
+gives way by `gap` has run long enough);
 a job of one accelerator that others pass because they draw less;
 requests for a part of an accelerator; and guarantees, which have a deadline of their own (`preemption.py`).
 

@@ -11,7 +11,7 @@ from functools import partial
 from operator import ge
 
 from ..candidates.candidates import Candidate
-from ..fairness.quota import Right
+from ..fairness.quota import EPS, Right
 from .claim import Claim
 from .elastic import partial_victim
 from .round import Round
@@ -30,6 +30,38 @@ def lent(claim: Claim, tenant: str, victims: Iterable[Victim]) -> list[Victim]:
 def above_share(claim: Claim, tenant: str, victims: Iterable[Victim]) -> list[Victim]:
     """Of what the tenant holds above its fair share."""
     return _surplus(claim, tenant, victims, Right.ENTITLED)
+
+
+def within_gap(claim: Claim, tenant: str, victims: Iterable[Victim]) -> Iterator[Victim]:
+    """Jobs that each hold no more than `gap_m`; of larger ones, the part that may be taken."""
+    most_m = gap_m(claim, tenant)
+    for victim in victims if most_m > 0 else ():
+        if victim.amount_m <= most_m:
+            yield victim
+        elif victim.may_shrink:
+            some = partial_victim(claim.round, victim.assignment, partial(ge, most_m))
+            if some is not None:
+                yield Victim(victim.assignment, victim.cost, claim.nodes, some)
+
+
+def gap_m(claim: Claim, tenant: str) -> int:
+    """What a tenant above its share may give, so that what it and the claim's tenant hold, in parts of their shares, lies
+    between what they held: it keeps more than the claim's tenant has, by `Policy.least_rise` of what the job brings that
+    one, and has now at least what that one comes to. Guarantees are not touched."""
+    round_, kind = claim.round, claim.candidate.accelerator
+    least, most = gap_of(claim)
+    if round_.holdings.part_of_share(tenant) < max(most, 1 + EPS):
+        return 0
+    above_m = spare_m(round_, tenant, kind, Right.ENTITLED, least)
+    return min(above_m, _outside_guarantee_m(round_, tenant, kind) + 1)
+
+
+def gap_of(claim: Claim) -> tuple[float, float]:
+    """The least part of its share that a tenant must keep, and the least that it must have, to give way by `within_gap`."""
+    holdings, tenant, candidate = claim.round.holdings, claim.job.tenant, claim.candidate
+    now = holdings.part_of_share(tenant)
+    then = holdings.part_of_share(tenant, candidate.accelerator, candidate.accelerators_m)
+    return now + claim.round.policy.least_rise * (then - now), then
 
 
 def _surplus(claim: Claim, tenant: str, victims: Iterable[Victim], right: Right) -> list[Victim]:
@@ -126,9 +158,9 @@ def _above_speed(round_: Round, assignment: Assignment, now: Candidate, speed: f
     return None
 
 
-def spare_m(round_: Round, tenant: str, accelerator: str, right: Right) -> int:
-    """What may be taken of a tenant by another's right: by a fair share, what it holds above its own; negative:
-    nothing."""
+def spare_m(round_: Round, tenant: str, accelerator: str, right: Right, part: float = 1.0) -> int:
+    """What may be taken of a tenant by another's right: by a fair share, what it holds above its own, or above this part
+    of it; negative: nothing."""
     holdings = round_.holdings
 
     def find() -> int:
@@ -137,9 +169,9 @@ def spare_m(round_: Round, tenant: str, accelerator: str, right: Right) -> int:
         held = holdings.held(tenant, accelerator)
         if right is not Right.ENTITLED:
             return held
-        return _most(lambda m: holdings.keeps_share_without(tenant, accelerator, m), held)
+        return _most(lambda m: holdings.keeps_share_without(tenant, accelerator, m, part), held)
 
-    return round_.cached(("spare", tenant, accelerator, right), tenant, find)
+    return round_.cached(("spare", tenant, accelerator, right, part), tenant, find)
 
 
 def _outside_guarantee_m(round_: Round, tenant: str, accelerator: str) -> int:

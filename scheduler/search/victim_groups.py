@@ -7,7 +7,7 @@ at the cost of the difference, so one group serves many searches (`victims.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,6 +98,11 @@ class Victim:
             self._offers = made
         return made
 
+    @property
+    def freed_m(self) -> int:
+        """What it gives back, in thousandths of accelerators."""
+        return self.amount_m if self.part is None else self.part.freed_m
+
     def forget_offers(self) -> None:
         """Make them anew whenever they are asked for: they know this victim, and each keeps the other alive."""
         self.lasts, self._offers = False, None
@@ -124,6 +129,8 @@ class VictimGroup:
         self._amounts: tuple[Ints, Ints] | None = None
         self._gives_back: dict[int, int] | None = None
         self._members: list[Victim] = []
+        self.most_m: Mapping[str, int] = {}
+        """How much may be taken of a tenant for one claim, in thousandths; all of those that it does not name."""
         self.on_node: dict[int, list[NodeOffer]] = {}
         self.become(list(victims))
 
@@ -186,7 +193,7 @@ class VictimGroup:
         if len(left) == len(self._members):
             return self
         found = VictimGroup((), self._nodes)
-        found._members, found.on_node = self._members, dict(self.on_node)
+        found._members, found.on_node, found.most_m = self._members, dict(self.on_node), self.most_m
         found.become(left)
         return found
 

@@ -91,6 +91,9 @@ class _Search:
         self.groups = [group for group in groups if group.on_node]
         self.maps = [group.on_node for group in self.groups]
         self.allowed = allowed
+        self.most_m = {tenant: m for group in self.groups for tenant, m in group.most_m.items()}
+        self.chosen: list[Victim] = []
+        """Who goes whatever is taken next."""
         self._priced: list[tuple[float, int]] | None = None
         self.extra: dict[int, list[int]] = {}
         """What the chosen victims free, by node."""
@@ -121,12 +124,19 @@ class _Search:
     def _cheapest(self, i: int, need: int, gone: set[JobId]) -> _Bought | None:
         """The cheapest way to gain pods on node i: the best prefix of its victims in order of cost per
         accelerator, or one victim alone (a small one that is just enough may cost less than a large one that
-        is cheaper per accelerator)."""
-        base = self._room(i)
-        more, cost, taken = [0] * self.width, 0.0, []
+        is cheaper per accelerator). Where that takes too much of a tenant, the largest come first."""
+        base, offers = self._room(i), [offer for offer in self._offers(i) if offer.id not in gone]
+        best = self._prefix(i, need, base, offers)
+        if best is None and self.most_m:
+            best = self._prefix(i, need, base, sorted(offers, key=lambda offer: -offer.frees_m))
+        return None if best is None else self._alone(i, need, base, offers, best)
+
+    def _prefix(self, i: int, need: int, base: int, offers: Iterable[NodeOffer]) -> _Bought | None:
+        more, cost = [0] * self.width, 0.0
+        taken: list[Victim] = []
         best: _Bought | None = None
-        for offer in self._offers(i):
-            if offer.id in gone:
+        for offer in offers:
+            if self.most_m and not self._within_most(*self.chosen, *taken, offer.victim):
                 continue
             frees = offer.frees
             for k in range(self.width):
@@ -138,13 +148,13 @@ class _Search:
                 best = (cost / gained, gained, list(taken))
             if gained == need:
                 break
-        return None if best is None else self._alone(i, need, gone, base, best)
+        return best
 
-    def _alone(self, i: int, need: int, gone: set[JobId], base: int, best: _Bought) -> _Bought:
+    def _alone(self, i: int, need: int, base: int, offers: Iterable[NodeOffer], best: _Bought) -> _Bought:
         """The best so far, or a single victim that costs less per pod."""
-        for offer in self._offers(i):
+        for offer in offers:
             cost = offer.victim.cost
-            if offer.id not in gone and cost < best[0] * need - 1e-12:
+            if cost < best[0] * need - 1e-12 and self._within_most(*self.chosen, offer.victim):
                 gained = min(self._room(i, offer.frees) - base, need)
                 if gained > 0 and cost / gained < best[0] - 1e-12:
                     best = (cost / gained, gained, [offer.victim])
@@ -170,8 +180,11 @@ class _Search:
         clusters this comes near the minimum; on large ones few alternatives or none are examined (`SWAPS`).
         Without it 5 and 11 % more work is lost on two of ten seeds of the row `reclaim`."""
         room = self._room_if_all_went()
-        if room <= self.pods:
-            return self._spared(self._all()) if room == self.pods else None
+        if room < self.pods:
+            return None
+        if room == self.pods:
+            every = self._all()
+            return self._spared(every) if self._within_most(*every) else None
         bought = self.many()
         if bought is None:
             return None
@@ -179,7 +192,9 @@ class _Search:
         tries = SWAPS // max(1, len(touched) * self.pods)
         if not tries:
             return bought
-        starts = [bought, self._spared(self._all())]
+        starts, every = [bought], self._all()
+        if self._within_most(*every):
+            starts.append(self._spared(every))
         starts += [found for i in touched[:tries] if (found := self.many(first=i)) is not None]
         chosen = min(starts, key=_cost)
         banned: frozenset[JobId] = frozenset()
@@ -189,7 +204,7 @@ class _Search:
             victim, comes = queue.pop(0)
             without = banned if comes else banned | {victim.id}
             other = self._spared([*chosen, victim], victim) if comes else self.many(without)
-            if other is not None and _cost(other) < _cost(chosen) - 1e-9:
+            if other is not None and self._within_most(*other) and _cost(other) < _cost(chosen) - 1e-9:
                 chosen, banned = other, without
                 queue = self._swaps(chosen)
         return chosen
@@ -254,7 +269,7 @@ class _Search:
         """Victims for a gang, one node at a time (node `first` first), without the banned ones."""
         chosen: list[Victim] = []
         gone: set[JobId] = set(banned)
-        self.extra = {}
+        self.extra, self.chosen = {}, chosen
         total = sum(room for _, room in self.nodes.rooms(self.ask, True, self.allowed))
         heap = list(self._bounds())
         if self._gained(total, [i for _, i in heap]) < self.pods:
@@ -268,6 +283,9 @@ class _Search:
             if first is not None:
                 self._look(first, heap, guessed, offers, gone)
                 i, first = (first if first in offers else i), None
+            if not self._within_most(*chosen, *offers[i][2]):
+                self._offer(i, offers, heap, gone)
+                continue
             changed = {i}
             for victim in offers[i][2]:
                 chosen.append(victim)
@@ -279,21 +297,30 @@ class _Search:
             total += sum(self._room(j) for j in changed if self._open(j))
             guessed -= changed
             for j in sorted(changed):
-                offers.pop(j, None)
-                offer = self._cheapest(j, self.pods, gone) if self._open(j) else None
-                if offer is not None:
-                    offers[j] = offer
-                    heappush(heap, (offer[0], j))
+                self._offer(j, offers, heap, gone)
         return self._spared(chosen)
+
+    def _within_most(self, *victims: Victim) -> bool:
+        """Whether as much may be taken of their tenants."""
+        taken_m: dict[str, int] = {}
+        for victim in victims if self.most_m else ():
+            tenant = victim.assignment.job.tenant
+            taken_m[tenant] = taken_m.get(tenant, 0) + victim.freed_m
+        return all(amount_m <= self.most_m.get(tenant, amount_m) for tenant, amount_m in taken_m.items())
+
+    def _offer(self, i: int, offers: _Offered, heap: _Heap, gone: set[JobId]) -> None:
+        """Compute what room on node i costs now."""
+        offers.pop(i, None)
+        offer = self._cheapest(i, self.pods, gone) if self._open(i) else None
+        if offer is not None:
+            offers[i] = offer
+            heappush(heap, (offer[0], i))
 
     def _look(self, i: int, heap: _Heap, guessed: set[int], offers: _Offered, gone: set[JobId]) -> None:
         """Compute what room on node i costs, if only a bound is known."""
         if i in guessed:
             guessed.discard(i)
-            offer = self._cheapest(i, self.pods, gone)
-            if offer is not None:
-                offers[i] = offer
-                heappush(heap, (offer[0], i))
+            self._offer(i, offers, heap, gone)
 
     def _next(self, heap: _Heap, guessed: set[int], offers: _Offered, gone: set[JobId]) -> int | None:
         """The node where one more pod costs least. A node is examined (and no longer `guessed`) only when no
