@@ -71,8 +71,8 @@ class Pods:
             return await _begun(stream, FIRST_WORD_S if follow else None)
 
     async def ranks(self, caller: Caller, resource: Resource, namespace: str, name: str) -> list[PodRank]:
-        """Pods of an object, newest attempt first."""
-        await self._authorizer.require(caller, "get", resource, namespace, name=name)
+        """Pods of an object, newest attempt first. Raises NotFound."""
+        await self._objects.exists(caller, resource, namespace, name)
         return await self._all(resource, namespace, name)
 
     async def events(self, caller: Caller, resource: Resource, namespace: str, name: str) -> list[Event]:

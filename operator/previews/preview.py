@@ -341,6 +341,16 @@ def with_engine_mode(starts: PreviewAnswer, seen: ClusterObjects, draft: Draft) 
     return starts.model_copy(update={"mode": choice.mode, "reason": f"{starts.reason} {choice.reason}"})
 
 
+def if_suspended(found: PreviewAnswer, draft: Draft) -> PreviewAnswer:
+    """The answer for a draft with `spec.suspend`, which nothing is placed for until that is false."""
+    if not draft.spec.suspend or not found.possible:
+        return found
+    when = f"When spec.suspend is false{'' if found.starts_now else f', and then: {found.when}'}"
+    return found.model_copy(
+        update={"starts_now": False, "when": when, "reason": f"It is suspended. Otherwise: {found.reason}"}
+    )
+
+
 def as_sentence(text: str) -> str:
     """With a capital and a full stop."""
     text = text.strip()

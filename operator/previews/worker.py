@@ -39,6 +39,7 @@ from busbar.operator.previews.preview import (
     held_by_guarantees,
     held_by_model,
     held_by_tenant,
+    if_suspended,
     with_engine_mode,
     with_forecast,
 )
@@ -225,8 +226,8 @@ class Previews:
         )
         found, told = await self.worker.ask(question, self._forecast_s)
         if found.waits:
-            return with_forecast(found, told, self._kept(now.timestamp()))
-        return with_engine_mode(found, seen, draft)
+            return if_suspended(with_forecast(found, told, self._kept(now.timestamp())), draft)
+        return if_suspended(with_engine_mode(found, seen, draft), draft)
 
     def _kept(self, now: float) -> Calibration:
         p50, p90 = self._forecaster.kept(now)

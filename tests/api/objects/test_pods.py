@@ -132,6 +132,11 @@ async def test_pods_of_another_object_with_a_similar_name_are_not_this_ones(worl
     assert [p["name"] for p in (await alice.get(f"{AT}/pods")).json()["items"]] == ["ada-run-1-0"]
 
 
+async def test_pods_of_an_object_that_does_not_exist_are_not_found(world: World) -> None:
+    answer = await (await world.as_("alice")).get(f"{AT.replace('ada-run', 'nobody')}/pods")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NotFound")
+
+
 async def test_events_of_the_object_and_its_pods_come_newest_first(world: World) -> None:
     for name, kind, of, at in (
         ("a", "TrainingJob", "ada-run", "2026-03-01T10:00:00Z"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -41,6 +41,7 @@ from busbar.operator.previews.preview import (
     held_by_guarantees,
     held_by_model,
     held_by_tenant,
+    if_suspended,
     loads_of,
     with_engine_mode,
     with_forecast,
@@ -194,6 +195,25 @@ def test_a_service_is_told_that_its_model_is_not_made(
         assert words in found.reason
     assert held_by_model(seen, service("web", model={"uri": "pvc://claim/model"})) is None
     assert held_by_model(seen, job("draft")) is None
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("make", [job, service])
+def test_a_suspended_draft_does_not_start_and_what_would_follow_is_told(
+    make: Callable[..., Draft], full: bool
+) -> None:
+    draft = make("draft", **({"replicas": 1} if make is service else {}))
+    found = answer(asked(draft, full=full))
+    assert found.starts_now is not full
+    assert if_suspended(found, draft) == found
+    suspended = make("draft", suspend=True)
+    told = if_suspended(found, suspended)
+    assert (told.starts_now, told.possible, told.pool) == (False, True, found.pool)
+    assert told.reason == f"It is suspended. Otherwise: {found.reason}"
+    assert told.when.startswith("When spec.suspend is false")
+    assert (found.when in told.when) is full
+    never = PreviewAnswer(starts_now=False, possible=False, reason="Too large.", when="Never")
+    assert if_suspended(never, suspended) == never
 
 
 def test_a_draft_that_waits_names_nobody_else() -> None:
