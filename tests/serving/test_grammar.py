@@ -133,6 +133,7 @@ def test_an_answer_may_end_at_its_length_or_a_stop_string_before_its_grammar_doe
 
 def test_neighbours_without_a_grammar_and_log_probabilities_stay_the_same(loaded: Loaded) -> None:
     plain = SamplingParams(max_tokens=30, seed=4, logprobs=2)
+    generate(loaded, [PROMPT], plain)  # so that the others all find the prompt's blocks
     alone = generate(loaded, [PROMPT], plain)[0]
     strict = under(loaded, schema_of(SCHEMAS["object"]), seed=4, logprobs=2)
     together = generate(loaded, [PROMPT] * 3, [plain, strict, plain])
@@ -252,16 +253,18 @@ def test_a_mask_knows_its_tokens_and_whether_others_are_left() -> None:
 
 EVEN = {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "required": ["a"]}
 ODD = {"type": "object", "properties": {"b": {"$ref": "#"}}, "required": ["b"]}
+KIND = {"type": "object", "required": ["kind"]}
 MANY = {f"p{i}": DIGIT for i in range(1000)}
 
 BAD: list[tuple[GrammarSpec, str]] = [
     (schema_of({"type": "objec"}), "Invalid type"),
-    (schema_of({"not": {"type": "string"}}), "Unimplemented"),
+    (schema_of({"not": {"type": "string"}}), 'nothing enforces the keywords "not"; leave'),
     (schema_of({"enum": []}), "Unsatisfiable"),
     (schema_of({"$ref": "#/nowhere"}), "cannot be served"),
     (schema_of({"$ref": "file:///etc/hostname"}), "not fetch"),
     (schema_of({"const": "\ud800"}), "is wrong"),
-    (schema_of({"x-guidance": {"lenient": True}, "not": {}}), "Unimplemented"),
+    (schema_of({"x-guidance": {"lenient": True}, "not": {}}), 'the keywords "not"'),
+    (schema_of({"oneOf": [{"type": "string"}, {"minLength": 3}]}), "several may; write anyOf"),
     (schema_of({"type": "object", "required": 5}), "cannot be served"),
     (schema_of({"$ref": "#"}), "no finite value"),
     (schema_of({"type": "array", "items": {"$ref": "#"}, "minItems": 1}), "no finite value"),
@@ -286,6 +289,7 @@ GOOD = [
     schema_of({"enum": [f"v{i}" for i in range(10_000)]}),
     schema_of({"$ref": "#/$defs/b", "$defs": {"b": DIGIT}}),
     schema_of({"anyOf": [{"$ref": "#/anyOf/1"}, {"type": "null"}]}),
+    schema_of({"oneOf": [KIND | {"properties": {"kind": {"const": name}}} for name in "ab"]}),
     schema_of({"type": "array", "items": {"$ref": "#"}}),
     schema_of(EVEN | {"$defs": {"b": ODD | {"required": []}}}),
     schema_of({"type": "object", "properties": MANY}),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -337,7 +338,20 @@ def _limits() -> LLParserLimits:
     return LLParserLimits(max_items_in_row=MAX_ITEMS, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
 
 
+_SAID = (
+    (
+        re.compile(r"oneOf constraints are not supported.*"),
+        "nothing enforces that only one case of a oneOf fits, where several may; write anyOf, or give each case a property with "
+        "a const of its own",
+    ),
+    (re.compile(r"Unimplemented keys: \[(.*?)\]"), r"nothing enforces the keywords \1; leave them out"),
+)
+"""Messages of the package that name its own options and not what to do."""
+
+
 def _reason(text: str) -> str:
     """The package's message as one line, cut to a size that an answer may have."""
     line = " ".join(text.split()) or "unknown error"
+    for pattern, said in _SAID:
+        line = pattern.sub(said, line)
     return line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]}…"
