@@ -13,10 +13,8 @@ file to `benchmarks/results/serving_scale/` with the command, versions, commit a
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import platform
-import random
 import subprocess
 import sys
 import time
@@ -28,34 +26,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving_scale import shared
+from benchmarks.serving_scale import shared, solver, step_model
+from benchmarks.serving_scale.step_model import SLO
 
-from busbar.operator.serving.fleet_input import EFFORT
-from busbar.scheduler.autoscale.mix import Column, Effort, Limits, Switching, best_single_type, cheapest
-from busbar.scheduler.autoscale.step_model import (
-    MAX_CHUNK_TOKENS,
-    Bucket,
-    Slo,
-    StepModel,
-    in_flight,
-    max_rate,
-)
-from busbar.scheduler.fit import accelerator
 from busbar.scheduler.simulate.serving_failures import Failures, Outage, nodes_of
 from busbar.scheduler.simulate.serving_plan import Plan, Question, answer
 from busbar.scheduler.simulate.serving_pools import LLAMA_8B, parse_pools
 from busbar.scheduler.simulate.serving_result import ServingResult, late_for_each
 from busbar.scheduler.simulate.serving_trace import WINDOW_S, ServingTrace, requests_csv, servegen, steps
-from busbar.workloads.serving.replay import StepTimes, replay, requests_of, simulated
-from busbar.workloads.serving.scheduler import StepLimits
 
 Row = dict[str, Any]
 POOLS = "L4=8@0.70,A10G=8@1.01,A100=24@3.67,H100=8@7.516"
-SLO = Slo(ttft_s=2.0, tpot_s=0.1, percentile=99.0)
 RESULTS = Path("benchmarks/results/serving_scale")
 AZURE = "azure_llm_2023/AzureLLMInferenceTrace_conv.csv"
-SECONDS = EFFORT.seconds or 0.0
-"""The limit of a whole answer of the solver in production."""
 
 
 def _plan(
@@ -333,233 +316,6 @@ def _with_and_without(name: str, trace: ServingTrace, start_s: float, most: int)
     return {"row": row, "measured": measured, "bars": bars, "missed": missed}
 
 
-def solver(data: Path) -> list[Row]:
-    """Generated instances: small ones beside brute force, large ones beside the best single type and the clock."""
-    return [_small_instances(), *(_large_instances(share) for share in (1.0, 0.1))]
-
-
-def _instance(rng: random.Random, buckets: int, types: int) -> tuple[list[Column], list[float], Limits]:
-    columns = [
-        Column(
-            f"t{number}",
-            f"t{number}",
-            rng.uniform(0.5, 8),
-            tuple(0.0 if rng.random() < 0.1 else rng.uniform(0.2, 10) for _ in range(buckets)),
-            watts=rng.uniform(70, 700),
-        )
-        for number in range(types)
-    ]
-    load = [rng.uniform(0, 2) if any(c.rates[b] for c in columns) else 0.0 for b in range(buckets)]
-    limits = Limits(stock={c.pool: rng.randint(3, 200 // types) for c in columns}, watts={"": 20_000.0})
-    return columns, load, limits
-
-
-def _small_instances() -> Row:
-    """Every number of replicas of three types; whether one carries the load is decided by bisection of shares."""
-    rng, equal, compared = random.Random(0), 0, 0
-    worst = 1.0
-    for _ in range(200):
-        columns, load, _ = _instance(rng, 2, 3)
-        now = {c.key: rng.randint(0, 2) for c in columns}
-        switching = Switching(now, 0.2, 0.1)
-        limits = Limits(stock={c.pool: 5 for c in columns})
-        best = _brute_force(columns, load, switching, 5)
-        if best is None:
-            continue
-        compared += 1
-        mix = cheapest(columns, load, limits, switching, Effort(nodes=None, seconds=None, gap=0.0))
-        worst = max(worst, mix.objective / best)
-        equal += abs(mix.objective - best) <= 1e-6 * best
-    return {
-        "row": "mix solver, small instances (2 buckets x 3 types, switching cost) beside brute force",
-        "measured": {"instances": compared, "equal": equal, "worst_ratio": round(worst, 6)},
-        "bars": {"equal": compared},
-        "missed": [] if equal == compared else ["equal"],
-    }
-
-
-def _brute_force(columns: list[Column], load: list[float], switching: Switching, most: int) -> float | None:
-    """Exhaustive over replicas; two buckets over three types are carried iff the cut conditions below hold."""
-    from itertools import product
-
-    best: float | None = None
-    for counts in product(range(most + 1), repeat=len(columns)):
-        cost = sum(
-            c.cost_per_h
-            * (n + 0.2 * max(n - switching.now[c.key], 0) + 0.1 * max(switching.now[c.key] - n, 0))
-            for c, n in zip(columns, counts, strict=True)
-        )
-        if (best is None or cost < best) and _two_buckets_fit(columns, load, counts):
-            best = cost
-    return best
-
-
-def _two_buckets_fit(columns: list[Column], load: list[float], counts: tuple[int, ...]) -> bool:
-    """The most of bucket 1 beside all of bucket 0: give bucket 0 the columns at which it is relatively best."""
-    left, second = load[0], 0.0
-    order = sorted(
-        zip(columns, counts, strict=True),
-        key=lambda item: -(item[0].rates[0] / item[0].rates[1]) if item[0].rates[1] else -1e18,
-    )
-    for column, count in order:
-        used = 0.0
-        if column.rates[0] > 0:
-            used = min(float(count), left / column.rates[0])
-            left -= used * column.rates[0]
-        second += (count - used) * column.rates[1]
-    return left <= 1e-9 and second >= load[1] - 1e-9
-
-
-def _large_instances(share: float) -> Row:
-    """`share` of a core is given as that share of the time limit."""
-    rng, times, cpu, over, single_broken, infeasible = random.Random(1), [], [], [], 0, 0
-    for _ in range(60):
-        columns, load, limits = _instance(rng, 100, 6)
-        switching = Switching({c.key: rng.randint(0, 4) for c in columns}, 0.1, 0.05)
-        begin, used = time.perf_counter(), time.process_time()
-        mix = cheapest(columns, load, limits, switching, Effort(seconds=SECONDS * share))
-        times.append(time.perf_counter() - begin)
-        cpu.append(time.process_time() - used)
-        exact = cheapest(columns, load, limits, switching, Effort(nodes=None, seconds=10.0, gap=1e-4))
-        infeasible += mix.carried < exact.carried - 1e-6
-        over.append(mix.objective / exact.objective)
-        single = best_single_type(columns, load, limits)
-        if single is not None:
-            full = sum(
-                c.cost_per_h
-                * (n + 0.1 * max(n - switching.now[c.key], 0) + 0.05 * max(switching.now[c.key] - n, 0))
-                for c in columns
-                for n in [single[c.key]]
-            )
-            single_broken += mix.objective > full * (1 + 1e-6)
-    order = sorted(times)
-    p99 = order[int(0.99 * (len(order) - 1))]
-    measured = {
-        "instances": len(times),
-        "seconds_p50": round(order[len(order) // 2], 3),
-        "seconds_p99": round(p99, 3),
-        "cpu_seconds_p99": round(sorted(cpu)[int(0.99 * (len(cpu) - 1))], 3),
-        "mean_over_ten_seconds_of_search": round(sum(over) / len(over), 4),
-        "worst_over_ten_seconds_of_search": round(max(over), 4),
-        "above_the_best_single_type": single_broken,
-        "carry_less": infeasible,
-    }
-    name = "" if share == 1 else f", {share:.0%} of the time limit (a starved core)"
-    missed = [key for key in ("above_the_best_single_type", "carry_less") if measured[key]]
-    missed += ["seconds_p99"] if p99 >= 0.5 else []
-    missed += ["worst_over_ten_seconds_of_search"] if max(over) > 1.05 else []
-    bars = {"seconds_p99": 0.5, "above_the_best_single_type": 0, "carry_less": 0}
-    return {
-        "row": f"mix solver, 100 buckets x 6 types{name}",
-        "measured": measured,
-        "bars": bars | {"worst_over_ten_seconds_of_search": 1.05},
-        "missed": missed,
-    }
-
-
-def melange(data: Path) -> list[Row]:
-    """Published allocations that the capacities backed out of the paper can carry: ours must cost no more."""
-    prices = {"L4": 0.70, "A10G": 1.01, "A100": 3.67, "H100": 7.516}
-    capacity: dict[tuple[str, str], dict[str, float]] = {}
-    with (data / "melange_paper/capacity_backed_out.csv").open() as file:
-        for row in csv.DictReader(file):
-            cell = capacity.setdefault((row["dataset"], row["tpot_slo_ms"]), {})
-            cell[row["gpu"]] = float(row["avg_capacity_rps_upper_bound"])
-    determined, kept, saved, rows = 0, 0, [], []
-    with (data / "melange_paper/allocations.csv").open() as file:
-        for row in csv.DictReader(file):
-            rates = capacity.get((row["dataset"], row["tpot_slo_ms"]), {})
-            counts = {gpu: int(row[f"n_{gpu}"]) for gpu in prices}
-            carried = sum(count * rates.get(gpu, 0.0) for gpu, count in counts.items())
-            unknown = any(count and gpu not in rates for gpu, count in counts.items())
-            if unknown or carried < float(row["rate_rps"]) - 1e-6:
-                continue
-            determined += 1
-            columns = [Column(gpu, gpu, prices[gpu], (rate,)) for gpu, rate in sorted(rates.items())]
-            mix = cheapest(columns, (float(row["rate_rps"]),), effort=Effort(seconds=None))
-            ratio = mix.cost_per_h / float(row["cost_recomputed"])
-            kept += ratio <= 1 + 1e-9
-            saved.append(ratio)
-            if row["strategy"] == "melange":
-                rows.append([row["dataset"], row["tpot_slo_ms"], row["rate_rps"], round(ratio, 4)])
-    measured = {
-        "determined": determined,
-        "no_dearer": kept,
-        "worst_ratio": round(max(saved), 4),
-        "mean_ratio": round(sum(saved) / len(saved), 4),
-    }
-    missed = [] if kept == determined else ["no_dearer"]
-    row = {
-        "row": "published Mélange allocations, where the average capacities carry them",
-        "measured": measured,
-        "bars": {"no_dearer": determined},
-        "missed": missed,
-        "mixes": rows,
-    }
-    return [row]
-
-
-def step_model(data: Path) -> list[Row]:
-    """The rate of the formula beside the largest rate at which our engine's scheduler keeps the SLO with steps of that model."""
-    rows: list[Row] = []
-    for name in ("L4", "A10G", "A100", "H100"):
-        device = accelerator(name)
-        assert device is not None
-        model = StepModel.prior(name, LLAMA_8B, device)
-        for bucket in (
-            Bucket(100, 150),
-            Bucket(300, 200),
-            Bucket(1155, 211),
-            Bucket(2000, 200),
-            Bucket(300, 1000),
-        ):
-            rate = max_rate(model, bucket, SLO)
-            if rate < 0.1:
-                continue
-            simulated_rps = _sustained(model, bucket, rate)
-            ratio = round(rate / simulated_rps, 3)
-            rows.append(
-                {
-                    "row": f"{name}, {bucket.prompt_tokens:.0f} prompt and {bucket.output_tokens:.0f} output tokens",
-                    "measured": {
-                        "formula_rps": round(rate, 3),
-                        "simulated_rps": round(simulated_rps, 3),
-                        "ratio": ratio,
-                    },
-                    "bars": {"error": 0.2},
-                    "missed": ["error"] if abs(ratio - 1) > 0.2 else [],
-                }
-            )
-            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    return rows
-
-
-def _sustained(model: StepModel, bucket: Bucket, near: float) -> float:
-    """To 2.5 % of the rate that it should be near."""
-    requests = max(1500, int(5 * in_flight(model, bucket, near)))
-    low, high = 0.6 * near, 1.4 * near
-    for _ in range(5):
-        middle = (low + high) / 2
-        attained = _attained(model, bucket, middle, requests)
-        low, high = (middle, high) if attained >= 0.99 else (low, middle)
-    return low
-
-
-def _attained(model: StepModel, bucket: Bucket, rate: float, requests: int) -> float:
-    """Of requests at this rate; the first fifth fills the engine."""
-    prompt, output = int(bucket.prompt_tokens), int(bucket.output_tokens)
-    times = StepTimes(model.a_s, model.b_s, 1000 * model.c_s, model.prompt_s(prompt) / prompt)
-    limits = StepLimits(max_batched_tokens=MAX_CHUNK_TOKENS, max_running=4096)
-    engine = simulated(times, int(model.kv_tokens) // limits.block_tokens, limits, SLO.tpot_s)
-    rng, at_s, sent = random.Random(1), 0.0, []
-    for _ in range(requests):
-        at_s += rng.expovariate(rate)
-        sent.append((at_s, prompt, output))
-    seen = replay(requests_of(sent, shared_tokens=prompt), engine)
-    counted = seen[len(seen) // 5 :]
-    return sum(one.ttft_s <= SLO.ttft_s and (one.tpot_s or 0) <= SLO.tpot_s for one in counted) / len(counted)
-
-
 CASES: dict[str, Callable[[Path], list[Row]]] = {
     "azure": azure,
     "servegen_2": servegen_day(2, 60, attainment=0.99, cost_over_static=0.65, cost_over_bound=1.5),
@@ -576,13 +332,13 @@ CASES: dict[str, Callable[[Path], list[Row]]] = {
     "warm": warm,
     "warm_days": warm_days,
     "steps": stepped,
-    "solver": solver,
+    "solver": solver.rows,
     "shared_12": shared.case(3, 4, may_shrink=False),
     "shared_12_elastic": shared.case(3, 4, may_shrink=True),
     "shared_16_elastic": shared.case(2, 8, may_shrink=True),
     "shared_failures": shared.case(3, 4, may_shrink=True, failures=shared.FAILURES),
-    "melange": melange,
-    "step_model": step_model,
+    "melange": solver.melange,
+    "step_model": step_model.rows,
 }
 
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.serving_scale.kit import AZURE, POOLS, RESULTS, SLO, commit
+from benchmarks.serving_scale.kit import AZURE, POOLS, RESULTS, commit
+from benchmarks.serving_scale.step_model import SLO
 
 from busbar.scheduler import highs
 from busbar.scheduler.autoscale.fleet import RATE_S, Cause, Decision, FleetSettings, Observation

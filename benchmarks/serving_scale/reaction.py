@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.serving_scale.kit import RESULTS, SLO, commit
+from benchmarks.serving_scale.kit import RESULTS, commit
 from benchmarks.serving_scale.parts import EACH_S, EFFORT, START_S, STEPS, Problem, simulate, stepped
+from benchmarks.serving_scale.step_model import SLO
 
 from busbar.scheduler.autoscale.fleet import Cause, Decision, FleetSettings, Observation
 from busbar.scheduler.autoscale.mix import cheapest
