@@ -345,7 +345,9 @@ def if_suspended(found: PreviewAnswer, draft: Draft) -> PreviewAnswer:
     """The answer for a draft with `spec.suspend`, which nothing is placed for until that is false."""
     if not draft.spec.suspend or not found.possible:
         return found
-    when = f"When spec.suspend is false{'' if found.starts_now else f', and then: {found.when}'}"
+    when = "When spec.suspend is false"
+    if not found.starts_now:
+        when += f", and then: {found.when}"
     return found.model_copy(
         update={"starts_now": False, "when": when, "reason": f"It is suspended. Otherwise: {found.reason}"}
     )

@@ -211,6 +211,10 @@ def plan_capacity(
     from .serving_plan import Question, answer
     from .serving_pools import parse_caps, parse_pools, parse_slo
 
+    if zone_reserve and not min_zones:
+        raise click.UsageError(
+            "--zone-reserve is kept for the loss of one of the zones of --min-zones; give both."
+        )
     try:
         parsed = parse_pools(pools)
         question = Question(

@@ -201,6 +201,7 @@ def test_lengths_that_are_none_of_servegen_are_named(tmp_path: Path, content: st
         (("--scale", "nan"), 2, "no finite number"),
         (("--budget", "nan"), 2, "no finite number"),
         (("--watts", "inf"), 2, "no finite number"),
+        (("--zone-reserve", "0.5"), 2, "one of the zones of --min-zones; give both"),
     ],
 )
 def test_a_plan_without_meaning_is_refused(
