@@ -17,8 +17,8 @@ from busbar.api.access.identity import Caller, CallerRole
 from busbar.api.dependencies import AnyCaller, services_of
 from busbar.api.errors import NotFound
 from busbar.api.portal.formatting import ago
+from busbar.api.portal.object_views import Badge
 from busbar.api.portal.render import frame, html, is_fragment
-from busbar.api.portal.views import Badge
 from busbar.api.records.batches import OPEN
 from busbar.api.services import Services
 from busbar.kube.contracts.batches import BatchInfo, FileRef, ListWanted

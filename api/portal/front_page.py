@@ -12,8 +12,8 @@ from busbar.api.access.identity import Caller
 from busbar.api.dependencies import AnyCaller, services_of
 from busbar.api.objects.overview import Failed, Holder, Overview, Place, Running, Waiting
 from busbar.api.portal.formatting import money, number
+from busbar.api.portal.object_views import TONES, Badge
 from busbar.api.portal.render import frame, html, is_fragment
-from busbar.api.portal.views import TONES, Badge
 from busbar.kube.contracts.preview import span
 
 SHOWN = 50

@@ -10,9 +10,9 @@ from busbar.api.access.identity import Caller
 from busbar.api.dependencies import AnyCaller, InNamespace, services_of
 from busbar.api.errors import Unavailable
 from busbar.api.portal import object_pages
+from busbar.api.portal.job_views import FILTERS, JobView, job_view, matches
 from busbar.api.portal.power_views import JobPower, job_power
 from busbar.api.portal.render import frame, html, is_fragment
-from busbar.api.portal.views import FILTERS, JobView, job_view, matches
 from busbar.api.services import Services
 from busbar.kube.resources import TRAINING_JOBS
 from busbar.kube.types import TrainingJob

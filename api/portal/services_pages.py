@@ -12,7 +12,7 @@ from busbar.api.kubernetes.client import Object
 from busbar.api.portal import object_pages, service_load, try_it
 from busbar.api.portal.drafts import positive_or_none, whole_or_none
 from busbar.api.portal.render import frame, html, is_fragment
-from busbar.api.portal.views import service_view
+from busbar.api.portal.service_views import service_view
 from busbar.kube.contracts.service_plan import MOST_RATE, ServicePlanAnswer, ServicePlanRequest
 from busbar.kube.contracts.service_series import SeriesSpan
 from busbar.kube.resources import MODEL_SERVICES

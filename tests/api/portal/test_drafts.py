@@ -10,7 +10,7 @@ from tests.api.portal.objects import NOW, made
 
 from busbar.api.errors import Invalid
 from busbar.api.portal.drafts import EXAMPLE, PRESETS, draft, parse, to_yaml, whole_or_none
-from busbar.api.portal.views import job_view
+from busbar.api.portal.job_views import job_view
 from busbar.kube.types import ModelService, TrainingJob
 
 TRAIN = {

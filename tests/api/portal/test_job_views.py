@@ -8,8 +8,9 @@ import pytest
 from tests.api.conftest import JOB, SERVICE
 from tests.api.portal.objects import NOW, made, obj, served
 
+from busbar.api.portal.job_views import job_view, matches, waiting_facts
 from busbar.api.portal.render import templates
-from busbar.api.portal.views import job_view, matches, service_view, waiting_facts
+from busbar.api.portal.service_views import service_view
 from busbar.kube.types import TrainingJob
 
 

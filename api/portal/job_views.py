@@ -1,28 +1,19 @@
-"""What pages show of jobs and services. Pure: an object and a time in, plain values out."""
+"""What pages show of jobs. Pure: an object and a time in, plain values out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from busbar.api.objects.cluster import model_id
 from busbar.api.portal.formatting import ago, as_number, kilowatt_hours, money, number
+from busbar.api.portal.object_views import Badge, ConditionRows, badge, conditions
 from busbar.kube.contracts.preview import span
-from busbar.kube.types import ModelService, TrainingJob
+from busbar.kube.types import TrainingJob
 from busbar.kube.types.forecast import StartForecast
 from busbar.kube.types.lost_work import LostWork
-from busbar.kube.types.meta import ANNOTATION_REQUESTER, ConditionStatus
-from busbar.kube.types.service_status import ModelServiceStatus, ServicePhase
+from busbar.kube.types.meta import ANNOTATION_REQUESTER
 from busbar.kube.types.service_words import (
-    access_facts,
-    adapter_facts,
-    change_words,
     charged_words,
-    crash_words,
-    departure_words,
-    level_facts,
-    loss_facts,
-    pool_words,
 )
 from busbar.kube.types.training_status import (
     TERMINAL_PHASES,
@@ -55,19 +46,9 @@ from busbar.kube.types.training_words import (
 )
 
 _PLACES = {MemoryPlace.DEVICE: "Device", MemoryPlace.HOST: "Host", MemoryPlace.DISK: "Disk"}
-TONES = {
-    "Running": "go",
-    "Ready": "go",
-    "Succeeded": "done",
-    "Admitted": "go",
-    "Starting": "go",
-    "Pending": "wait",
-    "Queued": "wait",
-    "Preempting": "wait",
-    "Draining": "wait",
-    "Idle": "rest",
-    "Suspended": "rest",
-    "Failed": "bad",
+_AGAIN = {
+    "recompute": "activations are recomputed",
+    "swap": "activations are recomputed from inputs in host memory",
 }
 ACTIVE = ("Admitted", "Starting", "Running", "Preempting")
 FILTERS: dict[str, tuple[str, ...]] = {
@@ -76,22 +57,17 @@ FILTERS: dict[str, tuple[str, ...]] = {
     "finished": ("Succeeded", "Failed"),
     "suspended": ("Suspended",),
 }
-
-
-@dataclass(frozen=True)
-class Badge:
-    """A phase as a coloured word."""
-
-    text: str
-    tone: str
-
-
-@dataclass(frozen=True)
-class ConditionRows:
-    """Conditions of an object: those that are true, and the others, which the page folds."""
-
-    holding: list[dict[str, str]]
-    other: list[dict[str, str]]
+_FACTS = (
+    ("code", "Code"),
+    ("resource", "Resource"),
+    ("requested", "Asked for"),
+    ("entitled", "Fair share now"),
+    ("allocated", "Tenant holds"),
+    ("limit", "Limit"),
+    ("free", "Free"),
+    ("position", "Place in the queue"),
+)
+_AMOUNTS = ("requested", "entitled", "allocated", "limit", "free")
 
 
 @dataclass(frozen=True)
@@ -183,7 +159,7 @@ def job_view(job: TrainingJob, now: datetime) -> JobView:
         name=meta.name,
         uid=meta.uid,
         href=f"/jobs/{meta.namespace}/{meta.name}",
-        badge=_badge(job, phase),
+        badge=badge(job, phase),
         reason=status.reason or "",
         message=status.message or "",
         requester=meta.annotations.get(ANNOTATION_REQUESTER, ""),
@@ -263,11 +239,6 @@ def _trained(model: TrainedModel | None) -> str:
     return f"{number(model.trainable_parameters, 0)} of {number(model.parameters, 0)} parameters"
 
 
-def _badge(obj: TrainingJob | ModelService, phase: TrainingPhase | ServicePhase) -> Badge:
-    deleting = obj.metadata.deletion_timestamp is not None
-    return Badge("Deleting" if deleting else phase.value, TONES.get(phase.value, "wait"))
-
-
 def _evaluation(found: EvaluationResult | None) -> dict[str, float]:
     result = found or EvaluationResult()
     figures = {
@@ -278,121 +249,10 @@ def _evaluation(found: EvaluationResult | None) -> dict[str, float]:
     return {label: value for label, value in figures.items() if value is not None}
 
 
-@dataclass(frozen=True)
-class ServiceView:
-    """A ModelService as lists and its page show it."""
-
-    namespace: str
-    name: str
-    uid: str
-    href: str
-    badge: Badge
-    reason: str
-    message: str
-    requester: str
-    age: str
-    model: str
-    source: str
-    adapters: tuple[tuple[str, str, str], ...]
-    """Name, address, and the tenants that may use it, of each in the spec."""
-    ready: int
-    desired: int
-    sleeping: int
-    span: str
-    pools: str
-    url: str
-    suspended: bool
-    external: bool
-    """A user set the replica count, so the autoscaler does not change it."""
-    deleting: bool
-    cost: str
-    accelerator_hours: str
-    energy: str
-    """kWh; empty where none was measured."""
-    conditions: ConditionRows
-    level: list[tuple[str, str]]
-    """Adapters, what decides the count, how the latency target is kept, demand and capacity, in words."""
-    departures: list[dict[str, str]]
-    """Replicas that left while others went on with their streams."""
-    crashes: list[dict[str, str]]
-    """Of replicas whose servers were started again within their containers."""
-    scaling: list[dict[str, str]]
-    can_answer: bool
-    chats: bool
-    """The try-it box begins with a chat: models that were trained here mostly complete texts."""
-
-
-def service_view(service: ModelService, now: datetime) -> ServiceView:
-    """The view of a ModelService."""
-    meta, spec, status = service.metadata, service.spec, service.status or ModelServiceStatus()
-    phase, usage = status.phase or ServicePhase.PENDING, status.usage or Usage()
-    low = spec.min_replicas
-    high = spec.max_replicas or max(low, 1)
-    return ServiceView(
-        namespace=meta.namespace or "",
-        name=meta.name,
-        uid=meta.uid,
-        href=f"/services/{meta.namespace}/{meta.name}",
-        badge=_badge(service, phase),
-        reason=status.reason or "",
-        message=status.message or "",
-        requester=meta.annotations.get(ANNOTATION_REQUESTER, ""),
-        age=ago(meta.creation_timestamp, now),
-        model=model_id(service),
-        source=f"TrainingJob {spec.model.training_job}" if spec.model.training_job else spec.model.uri or "",
-        adapters=tuple(
-            (
-                each.name,
-                each.uri,
-                "everybody" if each.tenants is None else ", ".join(each.tenants) or "nobody",
-            )
-            for each in spec.adapters or ()
-        ),
-        ready=status.ready_replicas or 0,
-        desired=status.desired_replicas or 0,
-        sleeping=status.sleeping_replicas or 0,
-        span=f"{low} to {high}",
-        pools=", ".join(pool_words(row) for row in status.pools or ()),
-        url=status.url or "",
-        suspended=spec.suspend,
-        external=spec.external_replicas is not None,
-        deleting=meta.deletion_timestamp is not None,
-        cost=money(usage.cost),
-        accelerator_hours=number(usage.accelerator_seconds / 3600, 2),
-        energy=kilowatt_hours(usage.energy_joules),
-        conditions=conditions(status, now),
-        level=[
-            *access_facts(spec.access, status),
-            *adapter_facts(status),
-            *level_facts(status),
-            *loss_facts(status),
-        ],
-        departures=[
-            {"when": ago(row.time, now), "replica": row.replica, "what": departure_words(row)}
-            for row in reversed(status.departures or ())
-        ],
-        crashes=[
-            {"when": ago(row.time, now), "replica": row.replica, "what": crash_words(row)}
-            for row in reversed(status.crashes or ())
-        ],
-        scaling=[
-            {
-                "when": ago(row.time, now),
-                "change": change_words(row),
-                "cause": row.cause or "",
-                "reason": row.reason,
-            }
-            for row in reversed(status.scaling_history or ())
-        ],
-        can_answer=not spec.suspend and phase not in (ServicePhase.FAILED, ServicePhase.SUSPENDED),
-        chats=spec.model.training_job is None,
-    )
-
-
 def matches(job: TrainingJob, chosen: str, text: str) -> bool:
     """Whether a job passes the list's filter."""
     phase = (job.status.phase if job.status is not None else None) or TrainingPhase.PENDING
-    if chosen in FILTERS and _badge(job, phase).text not in FILTERS[chosen]:
+    if chosen in FILTERS and badge(job, phase).text not in FILTERS[chosen]:
         return False
     wanted = text.strip().lower()
     return not wanted or wanted in _searched(job).lower()
@@ -404,40 +264,6 @@ def _searched(job: TrainingJob) -> str:
     pool = status.admission.pool if status.admission is not None else ""
     requester = meta.annotations.get(ANNOTATION_REQUESTER, "")
     return f"{meta.namespace}/{meta.name} {requester} {pool} {status.reason or ''}"
-
-
-def conditions(status: TrainingJobStatus | ModelServiceStatus, now: datetime) -> ConditionRows:
-    """Conditions in the standard form. A message that equals the status message, which stands at the top of
-    the page, is left out: the operator writes one sentence into all conditions."""
-    rows: dict[bool, list[dict[str, str]]] = {True: [], False: []}
-    for condition in status.conditions or ():
-        rows[condition.status is ConditionStatus.TRUE].append(
-            {
-                "type": condition.type,
-                "status": condition.status.value,
-                "reason": condition.reason,
-                "message": "" if condition.message == status.message else condition.message,
-                "since": ago(condition.last_transition_time, now),
-            }
-        )
-    return ConditionRows(holding=rows[True], other=rows[False])
-
-
-_AGAIN = {
-    "recompute": "activations are recomputed",
-    "swap": "activations are recomputed from inputs in host memory",
-}
-_FACTS = (
-    ("code", "Code"),
-    ("resource", "Resource"),
-    ("requested", "Asked for"),
-    ("entitled", "Fair share now"),
-    ("allocated", "Tenant holds"),
-    ("limit", "Limit"),
-    ("free", "Free"),
-    ("position", "Place in the queue"),
-)
-_AMOUNTS = ("requested", "entitled", "allocated", "limit", "free")
 
 
 def waiting_facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
