@@ -20,8 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from busbar.kube.contracts.demand import ServiceDemand
-from busbar.kube.types import ModelService
-from busbar.kube.types.service_status import ScaledBy, ScalingCause
+from busbar.kube.types.service_status import ScalingCause
 from busbar.operator.errors import TargetUnreachable
 from busbar.operator.serving.attainment import HOUR_S, RECENT_S, Attainment
 from busbar.operator.serving.fleet_input import (
@@ -31,28 +30,25 @@ from busbar.operator.serving.fleet_input import (
     columns_of,
     limits_of,
     moved,
-    priced,
     ready,
     settings_of,
     split,
     target_of,
     ways_of,
-    window_too_short,
 )
+from busbar.operator.serving.fleet_plan import Ahead, Change, Plan
+from busbar.operator.serving.fleet_words import cause_sentence, hindrance
 from busbar.operator.serving.power_caps import Capping, as_measured, caps_of
 from busbar.operator.serving.replica_speed import Speeds, slo_of, speeds
 from busbar.operator.serving.room import (
-    held_back,
     held_back_sentence,
     out_of_stock,
-    reserve_missing,
-    zones_missing,
 )
 from busbar.operator.serving.shares import Shares, shares_now
 from busbar.operator.serving.sizes import Sizes
 from busbar.operator.serving.trust import WINDOW_S, Trust
 from busbar.scheduler.autoscale.fleet import RATE_S, Cause, Fleet, Observation
-from busbar.scheduler.autoscale.mix import Column, LimitKind, Limits, capacity, carried_at, spread
+from busbar.scheduler.autoscale.mix import Column, LimitKind, capacity, carried_at, spread
 from busbar.scheduler.autoscale.step_model import Slo
 from busbar.scheduler.errors import ServingModelError
 
@@ -76,72 +72,6 @@ LIMITED = {
     LimitKind.BUDGET: ScalingCause.BUDGET,
 }
 """Why replicas are fewer than the load needs."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """Why the target changed last."""
-
-    cause: ScalingCause
-    reason: str
-    load_rps: float | None = None
-    capacity_rps: float | None = None
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """Requests per second."""
-
-    now: float
-    at_ready: float
-    upper: float
-    ready_in_s: float
-    method: str
-    inside: float | None
-    late: float = 1.0
-    """Of the replicas added for load, the part that was added when it was there already (`Fleet.late_share`)."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the latency target says about a service."""
-
-    target: Mapping[str, int] | None = None
-    """Replicas by pool; None: the requests in flight decide."""
-    message: str = ""
-    """Why the target does not decide, or what it cannot do."""
-    change: Change | None = None
-    ahead: Ahead | None = None
-    capacity_rps: float | None = None
-    rates: Mapping[str, float] = field(default_factory=dict)
-    """Requests per second of one replica, by pool."""
-    attainment: tuple[float | None, int] = (None, 0)
-    """Of the last five minutes, and of how many requests."""
-    attainment_hour: tuple[float | None, int] = (None, 0)
-    unreachable: str | None = ""
-    """Why no type keeps the target at any load; None: not known yet."""
-    shares: Shares = ()
-    """Where the gateway shall send each class of prompts; empty: where it thinks best."""
-    held: Change | None = None
-    """What keeps the replicas from being as many as the load needs; None: nothing does."""
-    modes: Mapping[str, str] = field(default_factory=dict)
-    """Engine modes of replicas, by pool, where they are chosen."""
-    predicted: frozenset[str] = frozenset()
-    """Pools whose speed is not measured."""
-    full: frozenset[str] = frozenset()
-    """All pools, where the load needs more replicas and none has room for one."""
-    caps: Mapping[str, float] | None = None
-    """Power caps of all replicas in a pool, by pool that has one; None: they stay as the status has them."""
-    caps_reason: str = ""
-    """Why these changed last."""
-    over_since_s: float | None = None
-    """Since when more comes than the replicas sustain that were wanted before this plan, or requests wait too long: the moment
-    of the first reading that said so (`Seen.now_s`). None: they suffice."""
-
-    def scaled_by(self, service: ModelService) -> ScaledBy:
-        if service.spec.external_replicas is not None:
-            return ScaledBy.EXTERNAL
-        return ScaledBy.PROMISE if self.target is not None else ScaledBy.IN_FLIGHT
 
 
 @dataclass(frozen=True)
@@ -418,7 +348,7 @@ def _decide(state: _State, seen: Seen, fleet: Fleet, rate: float, demand: Servic
     room = _rooms(state, seen, fleet).all_ready
     if decision is not None:
         state.target = {name: count for name, count in decision.target.items() if count}
-        said = _sentence(decision.cause, decision.load_rps, rate, room, fleet.limits)
+        said = cause_sentence(decision.cause, decision.load_rps, rate, room, fleet.limits)
         state.change = Change(CAUSES[decision.cause], said, decision.load_rps, room)
     if fleet.limited is not None:
         load = fleet.wanted_rps
@@ -494,20 +424,6 @@ def _within_bounds(state: _State, fleet: Fleet, target: dict[str, int]) -> None:
         state.change = Change(ScalingCause.BOUNDS, f"The service has {least} to {most} replicas.")
 
 
-def _sentence(cause: Cause, load: float, rate: float, room: float, limits: Limits) -> str:
-    part = 100 * limits.domain_reserve
-    reserve = f", and to carry {part:.0f} % of the load without any one of them" if part else ""
-    have = f"the ready replicas sustain {room:.3g}"
-    return {
-        Cause.PANIC: f"{rate:.3g} requests/s came in the last ten seconds, or the oldest waited too long; {have}.",
-        Cause.FORECAST: f"{load:.3g} requests/s are expected when a new replica would be ready; {have}.",
-        Cause.IDLE: f"The load of the last minutes needs fewer, {load:.3g} requests/s are expected; {have}.",
-        Cause.SWITCH: f"Another mix of types carries {load:.3g} requests/s for less.",
-        Cause.BUDGET: "The replicas cost more than spec.scaling.maxCostPerHour; the mix within it that carries most remains.",
-        Cause.DOMAINS: f"Replicas are to stand in {limits.min_domains} zones{reserve}.",
-    }[cause]
-
-
 def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: str) -> Plan:
     rooms = _rooms(state, seen, fleet)
     ahead = None
@@ -529,18 +445,8 @@ def _told(state: _State, seen: Seen, fleet: Fleet, rate: float | None, message: 
         if ahead is not None
         else ()
     )
-    if not message and ahead is not None:
-        message = held_back(fleet.columns, fleet.limits, target, rooms.each, ahead.upper)
-    scaling = seen.service.spec.scaling
-    message = message or zones_missing(scaling.min_zones, fleet.limits, seen.room)
-    message = message or reserve_missing(scaling.zone_reserve, fleet.exposed)
-    if not message and scaling.max_cost_per_hour is not None and not priced(seen.pools):
-        message = "scaling.maxCostPerHour limits nothing: not every pool has a pricePerHour."
-    message = message or window_too_short(seen.service, fleet.settings.start_s)
-    if not message and state.speeds.refused:
-        message = "Not chosen yet: " + "; ".join(sorted(set(state.speeds.refused.values()))) + "."
-    if not message and state.speeds.predicted:
-        message = " ".join(sorted(set(state.speeds.predicted.values())))
+    upper = ahead.upper if ahead is not None else None
+    message = message or hindrance(seen, fleet, target, rooms.each, upper, state.speeds)
     if state.trust.factor < 1:
         believed = f"Replicas count for {100 * state.trust.factor:.0f} % of their computed rate: answers were late below it."
         message = f"{believed} {message}".rstrip()

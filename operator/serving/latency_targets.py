@@ -21,7 +21,8 @@ from busbar.operator.errors import Busy
 from busbar.operator.profiles.table import Workload
 from busbar.operator.serving.demand import DemandReader
 from busbar.operator.serving.fleet_input import Seen
-from busbar.operator.serving.fleets import Fleets, Plan
+from busbar.operator.serving.fleet_plan import Plan
+from busbar.operator.serving.fleets import Fleets
 from busbar.operator.serving.history import Counts, History, Spent
 from busbar.operator.serving.metrics import ScalingMetrics
 from busbar.operator.serving.room import RoomReader

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from busbar.kube.informer import Key
-from busbar.operator.serving.fleets import Change, Plan
+from busbar.operator.serving.fleet_plan import Change, Plan
 from busbar.operator.serving.history import Counts
 from busbar.operator.watch.projections import Pod, Sleep
 

@@ -19,7 +19,7 @@ from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.types import ModelService
 from busbar.kube.types.service_status import ScalingCause
 from busbar.operator.serving.external import external_words
-from busbar.operator.serving.fleets import Change, Plan
+from busbar.operator.serving.fleet_plan import Change, Plan
 from busbar.scheduler.autoscale import Asked, Demand, Scaling, ScalingState, decide
 
 DOWN_AFTER_S = 60.0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from busbar.kube.types import AcceleratorPool, ModelService
 from busbar.kube.types.service_status import DemandForecastStatus, PoolReplicas, ScaledBy, ServiceLevelStatus
 from busbar.operator.serving.fleet_input import start_seconds
-from busbar.operator.serving.fleets import Plan
+from busbar.operator.serving.fleet_plan import Plan
 from busbar.operator.serving.history import Counts, percentile_ms
 from busbar.operator.serving.power_caps import caps_of
 from busbar.operator.serving.replica_speed import PERCENTILE

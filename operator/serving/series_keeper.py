@@ -11,7 +11,7 @@ from busbar.kube.contracts.service_series import SeriesSpan, ServiceSeries
 from busbar.kube.informer import Key
 from busbar.kube.types import ModelService
 from busbar.operator.pods.manifests import KIND_SERVICE
-from busbar.operator.serving.fleets import Plan
+from busbar.operator.serving.fleet_plan import Plan
 from busbar.operator.serving.load_series import KeptSeries, LoadSeries, Sample
 from busbar.operator.serving.replica_speed import PERCENTILE
 from busbar.operator.steady_clock import CLOCK

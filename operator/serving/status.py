@@ -30,7 +30,7 @@ from busbar.operator.serving.adapters import adapter_rows
 from busbar.operator.serving.conditions import conditions_of, outlines
 from busbar.operator.serving.crashes import crashes, restarts_of
 from busbar.operator.serving.departures import departures
-from busbar.operator.serving.fleets import Change
+from busbar.operator.serving.fleet_plan import Change
 from busbar.operator.serving.load_status import load_fields
 from busbar.operator.serving.replicas import kept_pods, startable
 from busbar.operator.serving.scaling_status import (

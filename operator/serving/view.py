@@ -15,7 +15,7 @@ from busbar.kube.types.service_status import ModelServiceStatus
 from busbar.operator.accounting.budgets import FREE, Hold
 from busbar.operator.pods import manifests
 from busbar.operator.profiles.table import Workload, workload
-from busbar.operator.serving.fleets import Change, Plan
+from busbar.operator.serving.fleet_plan import Change, Plan
 from busbar.operator.serving.history import Counts
 from busbar.operator.serving.names import taken
 from busbar.operator.settings import Settings

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from busbar.kube.types import ModelService
 from busbar.kube.types.model_service import WarmLevel
 from busbar.operator.serving.fleet_input import START_S, start_seconds
-from busbar.operator.serving.fleets import Plan
+from busbar.operator.serving.fleet_plan import Plan
 from busbar.operator.watch.projections import Pod, Sleep
 from busbar.scheduler.autoscale.fleet import FleetSettings
 from busbar.scheduler.autoscale.warmth import SleepTerms, WantedHistory, Warmth, missed

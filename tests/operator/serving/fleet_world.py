@@ -11,7 +11,8 @@ from tests.operator.builders import NOW, pool, replica, service
 from busbar.kube.contracts.demand import ServiceDemand, SizeCount, Totals, WindowDemand
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile
 from busbar.operator.serving.fleet_input import Seen
-from busbar.operator.serving.fleets import Fleets, Plan
+from busbar.operator.serving.fleet_plan import Plan
+from busbar.operator.serving.fleets import Fleets
 from busbar.operator.watch.projections import Pod
 from busbar.scheduler.autoscale.day_profile import DayProfile
 from busbar.scheduler.explain.service_room import ServiceRoom

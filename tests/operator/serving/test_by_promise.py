@@ -27,7 +27,7 @@ from busbar.operator.serving.attainment import HOUR_S, RECENT_S, Attainment
 from busbar.operator.serving.claims import claims, needed_now
 from busbar.operator.serving.demand import DemandReader
 from busbar.operator.serving.fleet_input import prices_of, start_seconds
-from busbar.operator.serving.fleets import Ahead, Change, Plan
+from busbar.operator.serving.fleet_plan import Ahead, Change, Plan
 from busbar.operator.serving.history import Counts
 from busbar.operator.serving.metrics import Scaled, ScalingMetrics
 from busbar.operator.serving.reconcile import reconcile

@@ -16,7 +16,7 @@ from tests.operator.serving.test_reconcile import view
 from busbar.kube.informer import Key
 from busbar.kube.types import API_VERSION, ModelService
 from busbar.operator.serving.claims import claims
-from busbar.operator.serving.fleets import Ahead, Plan
+from busbar.operator.serving.fleet_plan import Ahead, Plan
 from busbar.operator.serving.metrics import ScalingMetrics
 from busbar.operator.serving.reconcile import reconcile
 from busbar.operator.serving.replicas import kept_pods, wanted_indexes

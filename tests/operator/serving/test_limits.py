@@ -14,7 +14,7 @@ from tests.operator.serving.test_reconcile import view
 from busbar.kube.types import ModelService
 from busbar.kube.types.service_status import ScalingCause, ScalingDecision
 from busbar.operator.serving.claims import claims
-from busbar.operator.serving.fleets import Change, Plan
+from busbar.operator.serving.fleet_plan import Change, Plan
 from busbar.operator.serving.reconcile import reconcile
 from busbar.scheduler.autoscale.columns import LimitKind, Row
 from busbar.scheduler.explain.service_room import ServiceRoom

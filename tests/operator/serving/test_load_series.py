@@ -12,7 +12,7 @@ from tests.operator.builders import pool, replica, service
 from busbar.kube.contracts.demand import ServiceDemand, Totals
 from busbar.kube.contracts.service_series import SeriesSpan, ServiceSeries
 from busbar.kube.informer import Key
-from busbar.operator.serving.fleets import Plan
+from busbar.operator.serving.fleet_plan import Plan
 from busbar.operator.serving.load_series import KeptSeries, LoadSeries, Sample
 from busbar.operator.serving.series_keeper import SeriesKeeper
 from busbar.operator.watch.caches import Caches

@@ -16,7 +16,7 @@ from busbar.kube.types import ModelService, PerformanceProfile
 from busbar.kube.types.service_status import ScalingCause
 from busbar.operator.pods.replica_place import place_of, placement_note
 from busbar.operator.serving.claims import claims
-from busbar.operator.serving.fleets import Plan
+from busbar.operator.serving.fleet_plan import Plan
 from busbar.operator.serving.reconcile import reconcile
 from busbar.operator.serving.replica_speed import speeds
 from busbar.operator.watch.projections import ANNOTATION_PLACEMENT, Pod

@@ -11,7 +11,7 @@ from tests.operator.serving.test_reconcile import view, wanting
 
 from busbar.kube.types.meta import Condition
 from busbar.operator.decisions import Wait
-from busbar.operator.serving.fleets import Plan
+from busbar.operator.serving.fleet_plan import Plan
 from busbar.operator.serving.reconcile import reconcile
 from busbar.operator.serving.view import ServiceUpdate, ServiceView
 from busbar.scheduler import WaitCode

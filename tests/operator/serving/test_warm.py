@@ -19,7 +19,7 @@ from busbar.operator.accounting.budgets import Hold
 from busbar.operator.decisions import Release
 from busbar.operator.serving.claims import claims
 from busbar.operator.serving.fleet_input import Seen, alive, ready, start_seconds
-from busbar.operator.serving.fleets import Ahead, Plan
+from busbar.operator.serving.fleet_plan import Ahead, Plan
 from busbar.operator.serving.metrics import ScalingMetrics
 from busbar.operator.serving.reconcile import reconcile
 from busbar.operator.serving.replicas import wanted_indexes
