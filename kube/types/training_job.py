@@ -19,13 +19,8 @@ from busbar.kube.types.meta import (
 from busbar.kube.types.pod_template import PodTemplate
 from busbar.kube.types.rules import Rule, exactly_one_of, immutable
 from busbar.kube.types.shape import AcceleratorList, GangShape
-from busbar.kube.types.training_engine import (
-    EngineMode,
-    OptimizerName,
-    Order,
-    Sharding,
-    TrainingEngine,
-)
+from busbar.kube.types.training_engine import TrainingEngine
+from busbar.kube.types.training_sections import EngineMode, OptimizerName, Order, Sharding
 from busbar.kube.types.training_status import TrainingJobStatus
 
 

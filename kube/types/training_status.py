@@ -15,9 +15,7 @@ from busbar.kube.types.meta import (
     ShortText,
     StatusModel,
 )
-from busbar.kube.types.training_engine import (
-    MOST_ADAPTERS,
-)
+from busbar.kube.types.training_sections import MOST_ADAPTERS
 
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0)]

@@ -25,8 +25,9 @@ from operator import attrgetter
 from typing import TypeVar
 
 from busbar.kube.types import AcceleratorPool, PerformanceProfile, Tenant, TrainingJob, quantity
-from busbar.kube.types.training_engine import Activations, EngineMode, OptimizerName, Order, TrainingEngine
+from busbar.kube.types.training_engine import TrainingEngine
 from busbar.kube.types.training_job import TrainingJobSpec
+from busbar.kube.types.training_sections import Activations, EngineMode, OptimizerName, Order
 from busbar.kube.types.training_status import TERMINAL_PHASES
 from busbar.operator.pools.nodes import link_class
 from busbar.operator.profiles.observations import (

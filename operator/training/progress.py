@@ -26,7 +26,7 @@ from busbar.kube.contracts.workload import (
     WorkerReport,
 )
 from busbar.kube.types.lost_work import LostWork
-from busbar.kube.types.training_engine import MOST_ADAPTERS
+from busbar.kube.types.training_sections import MOST_ADAPTERS
 from busbar.kube.types.training_status import (
     MOST_OWNERS,
     MOST_WORKERS,

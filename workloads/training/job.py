@@ -20,9 +20,10 @@ from busbar.kube.types.rules import refusals
 from busbar.kube.types.training_data import BadRow
 from busbar.kube.types.training_data import DataFields as RowFields
 from busbar.kube.types.training_data import DataSource as DataFields
-from busbar.kube.types.training_engine import Adapter as AdapterFields
-from busbar.kube.types.training_engine import Order, Sharding, TrainingEngine
+from busbar.kube.types.training_engine import TrainingEngine
 from busbar.kube.types.training_job import TrainingJob
+from busbar.kube.types.training_sections import Adapter as AdapterFields
+from busbar.kube.types.training_sections import Order, Sharding
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.settings import (
     ACROSS,
