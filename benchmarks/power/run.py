@@ -272,8 +272,11 @@ def table(result: Row) -> str:
                 f"{state} {where:42} {check['figure']:22} {check['worst']} (bar {check['bar']}{ratio})"
             )
     lines += ["", "In-band leases beside equal static caps:", *result["static"]]
-    dates = {row["part"]: row["date"] for row in result["rows"]}
-    lines += ["", "Run on: " + ", ".join(f"{part} {date}" for part, date in sorted(dates.items()))]
+    dates: dict[str, set[str]] = {}
+    for row in result["rows"]:
+        dates.setdefault(row["part"], set()).add(row["date"])
+    said = (f"{part} {' and '.join(sorted(own))}" for part, own in sorted(dates.items()))
+    lines += ["", "Run on: " + ", ".join(said)]
     if result["missing"]:
         lines += ["", "Not run: " + "; ".join(result["missing"])]
     return "\n".join(lines) + "\n"
