@@ -144,6 +144,8 @@ class Preview(WireModel):
     pool: str = ""
     accelerator: str = ""
     mode: str = ""
+    replicas: int = 0
+    replicas_starting: int = 0
     pods: int = 0
     accelerators: float = 0.0
     cost_per_hour: float | None = None

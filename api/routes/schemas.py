@@ -177,6 +177,12 @@ class PreviewInfo(Answer):
     pool: str
     accelerator: str
     mode: str
+    replicas: int = Field(
+        default=0,
+        description="That a service begins with; 0 for a job. Where some start and others wait, startsNow is false, and pool, "
+        "pods, costs and watts are of those that start.",
+    )
+    replicas_starting: int = 0
     pods: int
     accelerators: float
     nodes: list[str] = Field(description="For admins; else empty.")

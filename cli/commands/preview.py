@@ -21,7 +21,8 @@ Examples:
   busbar preview -f job.yaml -o json | jq .startsNow
 
 \b
-Exit code 1: the job can never run as it is; the output says which change would let it run.
+Exit code 1: the job can never run as it is, or the service never have all replicas that it asks for; the output says
+which change would help.
 """
 )
 @click.option(
@@ -78,6 +79,7 @@ def _table(found: Preview) -> str:
             ("Why", found.reason),
             ("Deadline", found.deadline),
             ("Code", found.code),
+            ("Replicas", _replicas(found)),
             ("Pool", found.pool),
             ("Accelerator", f"{found.accelerators:g} × {found.accelerator}" if found.accelerator else None),
             ("Mode", found.mode),
@@ -100,6 +102,10 @@ def _table(found: Preview) -> str:
             ["change", "now", "needed"], rows
         )
     return text
+
+
+def _replicas(found: Preview) -> str | None:
+    return f"{found.replicas_starting} of {found.replicas} start" if found.replicas > 1 else None
 
 
 def _range(p50: float | None, p90: float | None) -> str | None:

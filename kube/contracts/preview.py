@@ -49,6 +49,10 @@ class PreviewAnswer(WireModel):
     pool: str = ""
     accelerator: str = ""
     mode: str = ""
+    replicas: int = 0
+    """That a service begins with; 0 for a job. Where some start and others wait, `starts_now` is False, and what
+    follows is of those that start."""
+    replicas_starting: int = 0
     pods: int = 0
     accelerators: float = 0.0
     """All pods together."""
@@ -89,8 +93,8 @@ class PreviewAnswer(WireModel):
 
     @property
     def waits(self) -> bool:
-        """Whether it would wait for something that can happen."""
-        return not self.starts_now and self.possible and bool(self.code)
+        """Whether nothing of it starts, and it would wait for something that can happen."""
+        return not self.starts_now and not self.pool and self.possible and bool(self.code)
 
 
 class NodeLoad(WireModel):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -18,11 +19,11 @@ from busbar.kube.informer import Key
 from busbar.kube.types import ModelService, Tenant, TrainingJob
 from busbar.kube.types.reasons import Reason
 from busbar.operator.accounting import budgets
-from busbar.operator.accounting.non_preemptible import NonPreemptible
 from busbar.operator.forecasts.worker import Answer, Question
 from busbar.operator.pods.room import Promised, pod_room
 from busbar.operator.pods.volume_claims import claims_of_job, claims_of_service, missing
-from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, Draft
+from busbar.operator.previews.replicas import NEVER, budget_answer, of_replicas
+from busbar.operator.scheduling.snapshot import ClusterObjects, Draft, is_draft
 from busbar.operator.serving.engine_mode import engine_mode
 from busbar.operator.serving.view import model_uri
 from busbar.operator.training import deadline
@@ -31,7 +32,7 @@ from busbar.scheduler import (
     Action,
     ActionKind,
     Job,
-    JobKind,
+    JobId,
     Placement,
     Plan,
     Policy,
@@ -43,8 +44,6 @@ from busbar.scheduler import (
 )
 from busbar.scheduler.candidates.draw import Draws
 
-NEVER = "Never, unless something is changed"
-
 
 @dataclass(frozen=True)
 class PreviewQuestion:
@@ -52,14 +51,16 @@ class PreviewQuestion:
 
     base: Snapshot | None
     """Without the draft; None: that of the question before."""
-    draft: Job | None
-    """None: nothing is made of it, or its jobs stand in the base already."""
+    drafts: tuple[Job, ...]
+    """The draft's jobs; none: nothing is made of it, or they stand in the base already."""
     policy: Policy
     now: float
     key: str
     """`namespace/name` of the draft."""
     service: bool
     admin: bool
+    kept_back: tuple[PreviewAnswer, ...] = ()
+    """Of a service, an answer for each replica that is not offered to the scheduler."""
     forecast: Question | None = None
     """When it would start, if it waits, asked without a snapshot; None: too few jobs have ended here to say."""
 
@@ -67,9 +68,9 @@ class PreviewQuestion:
     def snapshot(self) -> Snapshot:
         """With the draft."""
         assert self.base is not None
-        if self.draft is None:
+        if not self.drafts:
             return self.base
-        return replace(self.base, jobs=tuple(sorted((*self.base.jobs, self.draft), key=lambda job: job.id)))
+        return replace(self.base, jobs=tuple(sorted((*self.base.jobs, *self.drafts), key=lambda job: job.id)))
 
 
 @dataclass(frozen=True)
@@ -102,12 +103,39 @@ def answer(question: PreviewQuestion) -> PreviewAnswer:
         return PreviewAnswer(starts_now=False, possible=True, reason=reason, when=when)
     decided, _ = plan(snapshot, question.policy, question.now, None)
     starts = {a.job: a for a in decided.actions if a.kind is ActionKind.START}
+    if question.service:
+        return _service(question, snapshot, jobs, decided, starts)
     started = [job for job in jobs if job.id in starts]
     if started:
         found = _starting(snapshot, started[0], starts[started[0].id], question.admin)
         return found.model_copy(update={"deadline": _of_deadline(started[0], decided)})
     waits = _waiting(jobs[0], decided, question.admin)
     return waits.model_copy(update={"deadline": _of_deadline(jobs[0], decided)})
+
+
+def _service(
+    question: PreviewQuestion,
+    snapshot: Snapshot,
+    jobs: Sequence[Job],
+    decided: Plan,
+    starts: Mapping[JobId, Action],
+) -> PreviewAnswer:
+    """What becomes of all its replicas, and how many have room where nothing else runs."""
+    found = [
+        _starting(snapshot, job, starts[job.id], question.admin)
+        if job.id in starts
+        else _waiting(job, decided, question.admin, advise=not starts.keys() & {each.id for each in jobs})
+        for job in jobs
+    ]
+    most = None
+    if not all(each.pool for each in found):
+        empty = replace(snapshot, jobs=tuple(job for job in jobs if job.run is None))
+        alone, _ = plan(empty, question.policy, question.now, None)
+        records = [record for job in jobs if (record := alone.record(job.id)) is not None]
+        if all(record.foreseeable for record in records):
+            most = sum(action.kind is ActionKind.START for action in alone.actions)
+            most += len(question.kept_back)
+    return of_replicas([*found, *question.kept_back], most)
 
 
 def _of_deadline(job: Job, decided: Plan) -> str:
@@ -131,7 +159,8 @@ def held_by_tenant(seen: ClusterObjects, draft: Draft, now: datetime) -> Preview
     tenant = next((t for t in seen.tenants if t.metadata.name == name), None)
     if tenant is None:
         return None
-    return _over_budget(tenant, now) or _over_pods(seen, tenant, draft)
+    hold = budgets.hold(tenant, now)
+    return budget_answer(hold) if hold.why else _over_pods(seen, tenant, draft)
 
 
 def held_by_model(seen: ClusterObjects, draft: Draft) -> PreviewAnswer | None:
@@ -166,30 +195,6 @@ def held_by_claims(seen: ClusterObjects, draft: Draft) -> PreviewAnswer | None:
     return PreviewAnswer(starts_now=False, possible=True, reason=text, when=when, code=Reason.CLAIM_MISSING)
 
 
-def held_by_guarantees(base: Snapshot, job: Job) -> PreviewAnswer | None:
-    """The answer for a job or replica that is not preemptible and would keep other tenants from their guarantees."""
-    runs = any(other.run is not None and other.key == job.key for other in base.jobs)
-    if job.preemptible or runs:
-        return None
-    known = NonPreemptible()
-    guaranteed = {
-        t.name: {q.accelerator: q.guaranteed_m for q in t.quotas if q.guaranteed_m} for t in base.tenants
-    }
-    known.set_limits(base.pools, base.nodes, guaranteed)
-    for other in base.jobs:
-        if not other.preemptible and not other.yields:
-            known.hold(other)
-    if known.offer(job) is not None:
-        return None
-    when = "When enough work that is not preemptible has ended"
-    if job.kind is not JobKind.SERVING:
-        when += ", or as a preemptible job"
-    text = known.lacking(job)
-    return PreviewAnswer(
-        starts_now=False, possible=True, reason=text, when=when, code=Reason.GUARANTEES_OF_OTHERS
-    )
-
-
 def _over_pods(seen: ClusterObjects, tenant: Tenant, draft: TrainingJob) -> PreviewAnswer | None:
     key = Key(draft.metadata.namespace or "", draft.metadata.name)
     room, least = pod_room(tenant, key, seen.pods, seen.jobs, Promised()), draft.spec.shape.min_pods
@@ -201,18 +206,10 @@ def _over_pods(seen: ClusterObjects, tenant: Tenant, draft: TrainingJob) -> Prev
     return PreviewAnswer(starts_now=False, possible=possible, reason=reason, when=when, code=Reason.POD_LIMIT)
 
 
-def _over_budget(tenant: Tenant, now: datetime) -> PreviewAnswer | None:
-    reason = budgets.hold(tenant, now).why
-    if not reason:
-        return None
-    when = "When the budget's next period begins, or when it is raised"
-    return PreviewAnswer(starts_now=False, possible=True, reason=reason, when=when, code=Reason.BUDGET_SPENT)
-
-
 def jobs_of(snapshot: Snapshot, key: str) -> list[Job]:
-    """The scheduler's jobs of a draft: the one with the id that drafts get, or those that wait under the draft's
+    """The scheduler's jobs of a draft: those with the ids that drafts get, or those that wait under the draft's
     own name (a draft of something that exists already)."""
-    found = [job for job in snapshot.jobs if job.id == DRAFT]
+    found = [job for job in snapshot.jobs if is_draft(job.id)]
     return found or [job for job in snapshot.jobs if job.run is None and key in (job.key, job.service)]
 
 
@@ -276,11 +273,14 @@ def _speeds(
     return found.speed, found.low, found.high
 
 
-def _waiting(job: Job, decided: Plan, admin: bool) -> PreviewAnswer:
+def _waiting(job: Job, decided: Plan, admin: bool, *, advise: bool = True) -> PreviewAnswer:
+    """`advise`: name the changes with which it would start."""
     record = decided.record(job.id)
     if record is None:
         reason = "The scheduler did not decide about it in this round; it will look again in the next."
         return PreviewAnswer(starts_now=False, possible=True, reason=reason, when="Not known")
+    if not advise:
+        record = replace(record, changes=())
     never = record.never
     if never:
         when = NEVER

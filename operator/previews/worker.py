@@ -36,13 +36,13 @@ from busbar.operator.previews.preview import (
     PreviewQuestion,
     answer,
     held_by_claims,
-    held_by_guarantees,
     held_by_model,
     held_by_tenant,
     if_suspended,
     with_engine_mode,
     with_forecast,
 )
+from busbar.operator.previews.replicas import of_replicas, offered, with_target
 from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, Draft, build, with_draft
 from busbar.operator.steady_clock import utc_now
 from busbar.scheduler import Policy, Snapshot
@@ -211,12 +211,14 @@ class Previews:
         if held is not None:
             return held
         last = self._last() or build(seen, now, half_life_s=self._policy.usage_half_life_s)
-        base, job = with_draft(last, seen, draft, now)
-        if (held := held_by_guarantees(base, job)) is not None:
-            return held
+        base, jobs = with_draft(last, seen, draft, now)
+        jobs, kept_back = offered(base, seen, draft, jobs, now)
+        if kept_back and not jobs:
+            return if_suspended(of_replicas(kept_back), draft)
         question = PreviewQuestion(
             base=base,
-            draft=job,
+            drafts=jobs,
+            kept_back=kept_back,
             policy=self._policy,
             now=now.timestamp(),
             key=draft.key,
@@ -227,7 +229,10 @@ class Previews:
         found, told = await self.worker.ask(question, self._forecast_s)
         if found.waits:
             return if_suspended(with_forecast(found, told, self._kept(now.timestamp())), draft)
-        return if_suspended(with_engine_mode(found, seen, draft), draft)
+        found = with_engine_mode(found, seen, draft)
+        if isinstance(draft, ModelService) and found.pool:
+            found = with_target(found, seen, draft)
+        return if_suspended(found, draft)
 
     def _kept(self, now: float) -> Calibration:
         p50, p90 = self._forecaster.kept(now)

@@ -35,7 +35,6 @@ from busbar.operator.scheduling.builder import (
 )
 from busbar.operator.scheduling.orders import NOTHING, Ordered
 from busbar.operator.serving import claims as serving
-from busbar.operator.serving.view import model_uri
 from busbar.operator.training import claim as training
 from busbar.operator.watch.caches import Caches, tenant_of_namespace
 from busbar.operator.watch.projections import Node, Pod
@@ -109,34 +108,42 @@ def build(
     half_life_s: float = HALF_LIFE_S,
     orders: Mapping[Item, Ordered] = NOTHING,
 ) -> Snapshot:
-    """The snapshot at ``now``, with the orders in flight carried out; a draft is added as a waiting job with the id
-    ``draft``."""
+    """The snapshot at ``now``, with the orders in flight carried out; a draft is added as waiting jobs (`is_draft`)."""
     builder = builder_of(seen, half_life_s)
     builder.follow_orders(orders)
     made = builder.snapshot(now)
     if draft is None:
         return made
-    job = _draft_job(draft, seen, builder.tenant_of, now)
+    added = _draft_jobs(draft, seen, builder.tenant_of, now)
     table = builder.table_with((draft,)) if isinstance(draft, TrainingJob) else made.table
-    return replace(made, jobs=tuple(sorted((*made.jobs, job), key=lambda j: j.id)), table=table)
+    return replace(made, jobs=tuple(sorted((*made.jobs, *added), key=lambda j: j.id)), table=table)
 
 
-def with_draft(base: Snapshot, seen: ClusterObjects, draft: Draft, now: datetime) -> tuple[Snapshot, Job]:
-    """A snapshot without the draft, whose table covers the draft's class, and the draft's job.
+def with_draft(
+    base: Snapshot, seen: ClusterObjects, draft: Draft, now: datetime
+) -> tuple[Snapshot, tuple[Job, ...]]:
+    """A snapshot without the draft, whose table covers the draft's class, and the draft's jobs: one, or the replicas that a
+    service would begin with.
 
     The base is returned as it is if its table covers the class; otherwise the table is made anew.
     """
     if isinstance(draft, TrainingJob) and not knows(base.table, draft, seen.pools):
         whole = build(seen, now, draft)
-        job = next(job for job in whole.jobs if job.id == DRAFT)
-        return replace(base, table=whole.table), job
+        return replace(base, table=whole.table), tuple(job for job in whole.jobs if is_draft(job.id))
     owners = tenant_of_namespace(seen.tenants)
-    return base, _draft_job(draft, seen, lambda namespace: owners.get(namespace, ""), now)
+    return base, _draft_jobs(draft, seen, lambda namespace: owners.get(namespace, ""), now)
 
 
-def _draft_job(draft: Draft, seen: ClusterObjects, tenant_of: Callable[[str], str], now: datetime) -> Job:
+def is_draft(job: JobId) -> bool:
+    """Whether it is a draft's job: that of a TrainingJob, or a replica of a service."""
+    return job == DRAFT or job.startswith(f"{DRAFT}/")
+
+
+def _draft_jobs(
+    draft: Draft, seen: ClusterObjects, tenant_of: Callable[[str], str], now: datetime
+) -> tuple[Job, ...]:
     tenant = tenant_of(draft.metadata.namespace or "")
     if isinstance(draft, TrainingJob):
-        return replace(training.waiting(draft, tenant, now), id=DRAFT)
-    fitting = serving.fitting_pools(draft, model_uri(draft, seen.jobs).made_by, seen.pools)
-    return replace(serving.replica(draft, 0, tenant, now), id=DRAFT, pools=fitting)
+        return (replace(training.waiting(draft, tenant, now), id=DRAFT),)
+    replicas = serving.first_replicas(draft, seen.jobs, tenant, now, seen.pools)
+    return tuple(replace(job, id=JobId(f"{DRAFT}/{i}") if i else DRAFT) for i, job in enumerate(replicas))

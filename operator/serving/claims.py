@@ -18,6 +18,8 @@ from busbar.operator.pods.volume_claims import lacks_claims
 from busbar.operator.profiles.table import Workload
 from busbar.operator.serving.engine_mode import engine_mode
 from busbar.operator.serving.replicas import is_pinned, startable, wanted_indexes, wanted_places
+from busbar.operator.serving.scaling import desired_replicas
+from busbar.operator.serving.scaling_status import by_pool
 from busbar.operator.serving.view import model_uri
 from busbar.operator.watch.projections import Pod, Sleep
 from busbar.scheduler import Job, JobId, JobKind, Run
@@ -76,6 +78,25 @@ def claims(
                 job = replace(job, accelerators=(places[order].accelerator or "",))
             found.append(Claim(job))
     return found
+
+
+def first_replicas(
+    service: ModelService,
+    jobs: Iterable[TrainingJob],
+    tenant: str,
+    now: datetime,
+    pools: Iterable[AcceleratorPool] = (),
+) -> list[Job]:
+    """The replicas that a service would begin with, were it created and not suspended: those that `claims` would make then."""
+    count, _, _ = desired_replicas(service, None, None, now, has_model=True)
+    pools, chosen = tuple(pools), by_pool(service, None, count) or {}
+    types = {pool.metadata.name: pool.spec.accelerator for pool in pools}
+    rows = [
+        PoolReplicas(pool=name, replicas=0, desired=wanted, accelerator=types.get(name))
+        for name, wanted in sorted(chosen.items())
+    ]
+    made = service.model_copy(update={"status": ModelServiceStatus(desired_replicas=count, pools=rows)})
+    return [claim.job for claim in claims(made, (), jobs, tenant, now, pools=pools)]
 
 
 def needed_now(service: ModelService, pods: Iterable[Pod], places: Iterable[PoolReplicas]) -> int:

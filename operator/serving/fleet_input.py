@@ -79,7 +79,7 @@ def columns_of(
         bucket = next(mean for mean, share in zip(means, shares, strict=True) if share > 0)
         unknown = "".join(f"; {why}" for why in sorted(set(speeds.refused.values())))
         raise TargetUnreachable(
-            f"no type keeps the target at any load; {_nearest(models.values(), bucket)}{unknown}"
+            f"no type keeps the target at any load; {nearest(models.values(), bucket)}{unknown}"
         )
     slowest = tuple(min(row[b] for row in rates.values()) for b in range(BUCKETS))
     used, any_pool = alive(seen), rates.keys() <= set(blocked)
@@ -123,6 +123,19 @@ def _holds(seen: Seen, pool: str) -> bool:
     return seen.room is None or seen.room.stock.get(pool, 1) > 0
 
 
+def usable_pools(
+    service: ModelService, pools: Iterable[AcceleratorPool], tenant: str
+) -> tuple[AcceleratorPool, ...]:
+    """Those that the service's types and its tenant leave."""
+    types = service.spec.accelerators
+    return tuple(
+        pool
+        for pool in pools
+        if (types is None or pool.spec.accelerator in types)
+        and (pool.spec.tenants is None or tenant in pool.spec.tenants)
+    )
+
+
 def zones_of(seen: Seen) -> Mapping[str, str]:
     """The zone of each pool that is in one, where the service asks for several."""
     if seen.service.spec.scaling.min_zones is None or seen.room is None:
@@ -130,7 +143,7 @@ def zones_of(seen: Seen) -> Mapping[str, str]:
     return seen.room.zones
 
 
-def _nearest(models: Iterable[StepModel], bucket: Bucket) -> str:
+def nearest(models: Iterable[StepModel], bucket: Bucket) -> str:
     """The type that comes nearest to the target with one such request alone, and its times."""
     models, length = tuple(models), bucket.prompt_tokens + bucket.output_tokens
     if all(model.kv_tokens < length for model in models):
@@ -144,7 +157,7 @@ def _nearest(models: Iterable[StepModel], bucket: Bucket) -> str:
     best = min(fitting, key=lambda m: m.prompt_s(prompt) + m.decode_s(1, prompt))
     alone_s = best.decode_s(1, prompt)
     return (
-        f"{best.name} comes nearest: alone, with {prompt:.0f} tokens of prompt, it takes"
+        f"{best.name} comes nearest: alone, with {prompt:.0f} token{'' if prompt == 1 else 's'} of prompt, it takes"
         f" {1000 * (best.prompt_s(prompt) + alone_s):.0f} ms to the first token and"
         f" {1000 * alone_s:.1f} ms per token"
     )

@@ -20,7 +20,7 @@ from busbar.operator.accounting.budgets import budgets_left
 from busbar.operator.errors import Busy
 from busbar.operator.profiles.table import Workload
 from busbar.operator.serving.demand import DemandReader
-from busbar.operator.serving.fleet_input import Seen
+from busbar.operator.serving.fleet_input import Seen, usable_pools
 from busbar.operator.serving.fleet_plan import Plan
 from busbar.operator.serving.fleets import Fleets
 from busbar.operator.serving.history import Counts, History, Spent
@@ -143,16 +143,10 @@ class LatencyTargets:
 
     def _seen(self, key: Key, service: ModelService, own: tuple[Pod, ...], made_by: Workload | None) -> Seen:
         tenant = self._caches.tenant_of.get(key.namespace, "")
-        types = service.spec.accelerators
         return Seen(
             service=service,
             pods=own,
-            pools=tuple(
-                pool
-                for pool in self._caches.pools.items.values()
-                if (types is None or pool.spec.accelerator in types)
-                and (pool.spec.tenants is None or tenant in pool.spec.tenants)
-            ),
+            pools=usable_pools(service, self._caches.pools.items.values(), tenant),
             profiles=tuple(self._caches.profiles.items.values()),
             demand=self._demand.of(key) if self._has_gateway else None,
             reading=self._demand.reading,

@@ -90,7 +90,7 @@ class ScriptedOperator:
         self.drafts.append(draft)
         snapshot, meta = self._snapshot(draft), draft["metadata"]
         question = PreviewQuestion(
-            base=snapshot, draft=None, policy=Policy(solver=False), now=time.time(), admin=admin,
+            base=snapshot, drafts=(), policy=Policy(solver=False), now=time.time(), admin=admin,
             key=f"{meta['namespace']}/{meta.get('name') or ''}", service=draft["kind"] == "ModelService",
         )  # fmt: skip
         found = answer(question)

@@ -26,7 +26,7 @@ from tests.operator.builders import (
 
 from busbar.kube.contracts.preview import PreviewAnswer
 from busbar.kube.informer import Key
-from busbar.kube.types import AcceleratorPool, TrainingJob
+from busbar.kube.types import AcceleratorPool, ModelService, TrainingJob
 from busbar.operator.errors import Busy, PreviewFailed
 from busbar.operator.forecasts.forecaster import Forecaster
 from busbar.operator.forecasts.job_history import JobHistory
@@ -38,7 +38,6 @@ from busbar.operator.previews.preview import (
     answer,
     as_sentence,
     held_by_claims,
-    held_by_guarantees,
     held_by_model,
     held_by_tenant,
     if_suspended,
@@ -46,6 +45,7 @@ from busbar.operator.previews.preview import (
     with_engine_mode,
     with_forecast,
 )
+from busbar.operator.previews.replicas import offered, with_target
 from busbar.operator.previews.worker import HEAD, Previews, PreviewWorker, serve
 from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, Draft, build, with_draft
 from busbar.operator.watch.projections import Node
@@ -99,7 +99,7 @@ def asked(draft: Draft, *, full: bool = False, admin: bool = False, **fields: ob
         snapshot = replace(snapshot, jobs=(*snapshot.jobs, *held))
     question = PreviewQuestion(
         base=snapshot,
-        draft=None,
+        drafts=(),
         policy=POLICY,
         now=NOW.timestamp(),
         key=draft.key,
@@ -417,7 +417,7 @@ def test_a_draft_beside_the_last_snapshot_is_the_snapshot_built_with_it(draft: D
     seen = ClusterObjects(jobs=(sized("there"),), pools=(pool("cpu"),), nodes=nodes_of(), tenants=TENANTS)
     last = build(seen, NOW)
     base, added = with_draft(last, seen, draft, NOW)
-    question = replace(asked(job("x")), base=base, draft=added)
+    question = replace(asked(job("x")), base=base, drafts=added)
     assert question.snapshot == build(seen, NOW, draft)
     assert (base is last) == (draft is not None and base.table == last.table)
 
@@ -564,13 +564,141 @@ def test_a_job_that_is_not_preemptible_hears_whose_guarantees_it_would_take() ->
         return job(template={"image": "own"}, shape=shape, preemptible=preemptible)
 
     draft = asks(2)
-    base, asked = with_draft(build(seen, NOW), seen, draft, NOW)
-    found = held_by_guarantees(base, asked)
-    assert found is not None
+    base, jobs = with_draft(build(seen, NOW), seen, draft, NOW)
+    allowed, [found] = offered(base, seen, draft, jobs, NOW)
+    assert allowed == ()
     assert (found.starts_now, found.possible, found.code) == (False, True, "GuaranteesOfOthers")
     assert "needs 2 cpu, of which it may take 1" in found.reason
     for fits in (asks(1), asks(2, preemptible=True), service()):
-        assert held_by_guarantees(*with_draft(base, seen, fits, NOW)) is None
+        base, jobs = with_draft(base, seen, fits, NOW)
+        assert offered(base, seen, fits, jobs, NOW) == (jobs, ())
+
+
+def previewed(draft: ModelService, seen: ClusterObjects) -> PreviewAnswer:
+    """What the operator answers, without the process that it is computed in."""
+    base, jobs = with_draft(build(seen, NOW), seen, draft, NOW)
+    jobs, kept_back = offered(base, seen, draft, jobs, NOW)
+    question = replace(asked(draft), base=base, drafts=jobs, kept_back=kept_back)
+    return with_engine_mode(answer(question), seen, draft)
+
+
+def stored(**spec: Any) -> ModelService:
+    return service("web", model={"uri": "pvc://claim/model"}, **spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "replicas", "starting", "possible"),
+    [
+        ({"replicas": 1}, 1, 1, True),
+        ({"replicas": 16}, 16, 16, True),
+        ({"replicas": 17}, 17, 16, False),
+        ({"replicas": 100}, 100, 16, False),
+        ({"minReplicas": 3, "maxReplicas": 20}, 3, 3, True),
+        ({"scaling": {"external": {"cpu": 5}}}, 5, 5, True),
+        ({"scaling": {"external": {"cpu": 20}}}, 20, 16, False),
+    ],
+)
+def test_all_replicas_that_a_service_begins_with_are_counted(
+    spec: dict[str, Any], replicas: int, starting: int, possible: bool
+) -> None:
+    seen = ClusterObjects(pools=(pool("cpu", pricePerHour=0.5),), nodes=nodes_of(), tenants=TENANTS)
+    found = previewed(stored(**spec), seen)
+    assert (found.replicas, found.replicas_starting, found.possible) == (replicas, starting, possible)
+    assert (found.starts_now, found.pods, found.accelerators) == (possible, starting, starting)
+    assert found.cost_per_hour == 0.5 * starting
+    if not possible:
+        assert f"Where nothing else runs, 16 of the {replicas} replicas have room." in found.reason
+        assert (
+            found.when
+            == f"Now for 16 of {replicas} replicas; for the others: Never, unless something is changed"
+        )
+        assert (found.waits, found.changes) == (False, ())
+
+
+def test_replicas_that_wait_for_others_work_are_possible_and_the_rest_starts() -> None:
+    draft = stored(replicas=10)
+    question = asked(draft, full=True)
+    assert question.base is not None
+    left = tuple(job for job in question.base.jobs if "node-1" not in job.name)
+    found = answer(replace(question, base=replace(question.base, jobs=left)))
+    assert (found.starts_now, found.possible, found.replicas, found.replicas_starting) == (False, True, 10, 8)
+    assert found.reason.startswith("8 of its 10 replicas start: ")
+    none = answer(question)
+    assert (none.possible, none.waits, none.replicas, none.replicas_starting) == (True, True, 10, 0)
+
+
+def test_a_service_with_a_target_of_zero_replicas_asks_for_nothing() -> None:
+    seen = ClusterObjects(pools=(pool("cpu"),), nodes=nodes_of(), tenants=TENANTS)
+    found = previewed(stored(replicas=0), seen)
+    assert (found.starts_now, found.possible, found.pool) == (False, True, "")
+    assert found.reason.startswith("It asks for no replicas now")
+
+
+@pytest.mark.parametrize(("enforcement", "starting"), [("StopAdmitting", 2), ("Preempt", 0)])
+def test_a_spent_budget_leaves_a_service_what_it_would_leave_it_when_created(
+    enforcement: str, starting: int
+) -> None:
+    budget = {"period": "month", "cost": 0, "enforcement": enforcement}
+    seen = ClusterObjects(
+        pools=(pool("cpu"),), nodes=nodes_of(), tenants=(tenant("team", ["team"], budgets=[budget]),)
+    )
+    draft = stored(replicas=5, minReplicas=2)
+    base, jobs = with_draft(build(seen, NOW), seen, draft, NOW)
+    jobs, kept_back = offered(base, seen, draft, jobs, NOW)
+    assert (len(jobs), len(kept_back)) == (starting, 5 - starting)
+    assert {each.code for each in kept_back} == {"BudgetSpent"}
+    if starting:
+        found = previewed(draft, seen)
+        assert (found.replicas, found.replicas_starting, found.possible) == (5, 2, True)
+        assert "budget of 0 in cost a month" in found.reason
+
+
+def test_replicas_in_several_pools_are_told_by_pool() -> None:
+    made = job("made", engine=engine_of(CONFIG), status={"phase": "Succeeded"})
+    pools, nodes = zip(*(gpu_pool(kind) for kind in ("L4", "H100")), strict=True)
+    seen = ClusterObjects(pools=pools, nodes=nodes, tenants=TENANTS, jobs=(made,))
+    found = previewed(service("web", model={"trainingJob": "made"}, replicas=12), seen)
+    assert (found.starts_now, found.accelerators, set(found.pool.split(", "))) == (True, 12, {"l4", "h100"})
+    counts = [int(word) for word in found.reason.split("By pool: ")[1].split() if word.isdigit()]
+    assert (sum(counts), len(counts)) == (12, 2)
+
+
+@pytest.mark.parametrize(
+    ("ttft", "tpot", "kinds", "nearest"),
+    [
+        (2000, 100, ("L4", "H100"), ""),
+        (60_000, 60, ("L4", "H100"), ""),
+        (1, 100, ("L4", "H100"), "H100"),
+        (2000, 1, ("L4", "H100"), "H100"),
+        (2000, 1, ("H100", "L4"), "H100"),
+        (2000, 20, ("L4",), "L4"),
+        (2000, 1, ("Unheard-of", "H100"), ""),
+    ],
+)
+def test_a_service_is_told_that_no_type_keeps_its_target_and_which_comes_nearest(
+    ttft: int, tpot: int, kinds: tuple[str, ...], nearest: str
+) -> None:
+    config = LARGE | {
+        "hidden_size": 4096, "num_hidden_layers": 16, "num_attention_heads": 32, "intermediate_size": 14336,
+    }  # fmt: skip
+    made = job("made", engine=engine_of(config), status={"phase": "Succeeded"})
+    pools, nodes = zip(*(gpu_pool(kind) for kind in kinds), strict=True)
+    seen = ClusterObjects(pools=pools, nodes=nodes, tenants=TENANTS, jobs=(made,))
+    slo = {"ttftMilliseconds": ttft, "tpotMilliseconds": tpot}
+    draft = service("web", model={"trainingJob": "made"}, replicas=1, slo=slo)
+    starts = previewed(draft, seen)
+    found = with_target(starts, seen, draft)
+    assert found.starts_now
+    assert found.possible
+    if not nearest:
+        assert found == starts
+        return
+    assert found.code == "TargetUnreachable"
+    assert (
+        f"No type keeps spec.slo at any load: by data sheets {nearest} (resident) comes nearest: alone, with 1 token"
+        in found.reason
+    )
+    assert f"the target is {ttft} ms and {tpot} ms" in found.reason
 
 
 def test_a_draft_whose_claim_does_not_exist_is_told_which() -> None:
