@@ -15,6 +15,7 @@ from urllib.parse import quote
 import httpx2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from busbar.cli.answers import untrusted
 from busbar.cli.client import LONG, trust_of
 from busbar.cli.errors import BusbarError, Invalid, NotAuthorised, NotFound, Unreachable, UsageProblem
 
@@ -149,13 +150,13 @@ class BatchClient:
                     response.read()
                     raise error_of(self.gateway, response)
                 yield from response.iter_bytes()
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise _unreachable(self.gateway, error) from error
 
     def _send(self, method: str, path: str, **more: Any) -> httpx2.Response:
         try:
             response = self._http.request(method, self.gateway + path, **more)
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise _unreachable(self.gateway, error) from error
         if response.status_code >= 300:
             raise error_of(self.gateway, response)
@@ -222,7 +223,9 @@ def _parse(kind: type[B], response: httpx2.Response) -> B:
         ) from error
 
 
-def _unreachable(gateway: str, error: httpx2.TransportError) -> Unreachable:
+def _unreachable(gateway: str, error: httpx2.RequestError) -> Unreachable:
+    if (refused := untrusted(gateway, error)) is not None:
+        return refused
     return Unreachable(f"{gateway} does not answer: {error}. --gateway names another address.")
 
 
@@ -232,7 +235,7 @@ def error_of(gateway: str, response: httpx2.Response) -> BusbarError:
     try:
         told = json.loads(response.content)["error"]
         message, code, field = str(told["message"]), str(told["code"]), told.get("param")
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Unreachable(f"{gateway} answered {status}; is it the address of the OpenAI API?")
     kinds: dict[int, type[BusbarError]] = {
         400: Invalid,

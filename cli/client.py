@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import SplitResult, quote, urlsplit
 
 import httpx2
-from pydantic import ValidationError
 
 from busbar.cli import results
-from busbar.cli.errors import BusbarError, Invalid, NotAuthorised, NotFound, Unreachable, UsageProblem
+from busbar.cli.answers import error_of, foreign, is_of, parsed, unexpected, unreachable
+from busbar.cli.errors import BusbarError, UsageProblem
 from busbar.cli.results import KINDS, TRAINING_JOB, Kind, Object
 from busbar.kube.contracts.power_view import FeedPower, NodePower
 from busbar.kube.contracts.service_plan import ServicePlanAnswer
-from busbar.kube.contracts.wire import WireModel
 
 if TYPE_CHECKING:
     import ssl
@@ -37,7 +36,7 @@ BASE = "/api/v1alpha1"
 TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
 LONG = httpx2.Timeout(600.0, connect=5.0)
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-W = TypeVar("W", bound=WireModel)
+P = TypeVar("P")
 
 
 class Client:
@@ -80,43 +79,43 @@ class Client:
     def listing(self, kind: Kind, namespace: str | None = None) -> list[Object]:
         """Objects of a kind, newest first; without a namespace, all objects that the caller may see."""
         path = f"/{kind.plural}" if namespace is None else _collection(kind, namespace)
-        return [Object(kind, document) for document in self._json("GET", path)["items"]]
+        return [self._object(kind, document) for document in self._items(path)]
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object:
-        return Object(kind, self._json("GET", _one(kind, namespace, name)))
+        return self._object(kind, self._json("GET", _one(kind, namespace, name)))
 
     def create(self, document: Mapping[str, Any], namespace: str | None = None) -> Object:
         """Create the object; its namespace is the argument's or its metadata's."""
         kind = kind_of(document)
         namespace = namespace or _namespace_of(document)
-        return Object(kind, self._json("POST", _collection(kind, namespace), document))
+        return self._object(kind, self._json("POST", _collection(kind, namespace), document))
 
     def change(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any]) -> Object:
         """Apply a JSON merge patch to spec, labels or annotations."""
-        return Object(kind, self._json("PATCH", _one(kind, namespace, name), patch))
+        return self._object(kind, self._json("PATCH", _one(kind, namespace, name), patch))
 
     def delete(self, kind: Kind, namespace: str, name: str) -> None:
-        self._send("DELETE", _one(kind, namespace, name))
+        self._gone(_one(kind, namespace, name))
 
     def cancel(self, kind: Kind, namespace: str, name: str) -> Object:
         """Suspend: save the state, release all resources, keep the object and its output."""
-        return Object(kind, self._json("POST", _one(kind, namespace, name) + "/cancel"))
+        return self._object(kind, self._json("POST", _one(kind, namespace, name) + "/cancel"))
 
     def resume(self, kind: Kind, namespace: str, name: str) -> Object:
         """Undo a cancel."""
-        return Object(kind, self._json("POST", _one(kind, namespace, name) + "/resume"))
+        return self._object(kind, self._json("POST", _one(kind, namespace, name) + "/resume"))
 
     def scale(self, namespace: str, name: str, replicas: int | None) -> Object:
         """Set a service's replica count; None returns control to the autoscaler."""
         path = _one(results.MODEL_SERVICE, namespace, name) + "/scale"
-        return Object(results.MODEL_SERVICE, self._json("PUT", path, {"replicas": replicas}))
+        return self._object(results.MODEL_SERVICE, self._json("PUT", path, {"replicas": replicas}))
 
     def preview(self, document: Mapping[str, Any], namespace: str | None = None) -> results.Preview:
         """Where a draft would run, when, at what cost, or exactly why not. No object is created."""
         kind_of(document)
         namespace = namespace or _namespace_of(document)
         path = f"/namespaces/{quote(namespace, safe='')}/preview"
-        return _parse(results.Preview, self._json("POST", path, document))
+        return parsed(results.Preview, self._json("POST", path, document))
 
     def service_plan(
         self,
@@ -138,12 +137,12 @@ class Client:
             if value is not None:
                 asked[key] = str(value)
         path = _one(results.MODEL_SERVICE, namespace, name) + "/plan"
-        return _parse(ServicePlanAnswer, self._json("GET", path, params=asked))
+        return parsed(ServicePlanAnswer, self._json("GET", path, params=asked))
 
     def events(self, target: Object) -> list[results.Event]:
         """Events of the object and its pods, newest first."""
-        found = self._json("GET", _one(target.kind, target.namespace, target.name) + "/events")
-        return [_parse(results.Event, item) for item in found["items"]]
+        found = self._items(_one(target.kind, target.namespace, target.name) + "/events")
+        return [parsed(results.Event, item) for item in found]
 
     def logs(
         self,
@@ -166,57 +165,59 @@ class Client:
             with self._http.stream("GET", path, params=asked, timeout=timeout) as response:
                 if response.status_code != 200:
                     response.read()
-                    raise _error(self.server, response)
+                    raise error_of(self.server, response)
+                if not is_of(response, "text/plain"):
+                    raise foreign(self.server, response)
                 yield from response.iter_lines()
-        except httpx2.TransportError as error:
-            raise _unreachable(self.server, error) from error
+        except httpx2.RequestError as error:
+            raise unreachable(self.server, error) from error
 
     # -- the rest ---------------------------------------------------------------------------------------
 
     def me(self) -> results.Me:
-        return _parse(results.Me, self._json("GET", "/me"))
+        return parsed(results.Me, self._json("GET", "/me"))
 
     def pools(self) -> list[dict[str, Any]]:
         """AcceleratorPools as JSON objects."""
-        return list(self._json("GET", "/pools")["items"])
+        return [self._resource(item) for item in self._items("/pools")]
 
     def profiles(self) -> list[dict[str, Any]]:
         """PerformanceProfiles as JSON objects: speeds of workload classes."""
-        return list(self._json("GET", "/profiles")["items"])
+        return [self._resource(item) for item in self._items("/profiles")]
 
     def tenants(self) -> list[dict[str, Any]]:
         """Tenants as JSON objects."""
-        return list(self._json("GET", "/tenants")["items"])
+        return [self._resource(item) for item in self._items("/tenants")]
 
     def nodes(self) -> list[results.Node]:
-        return [_parse(results.Node, item) for item in self._json("GET", "/nodes")["items"]]
+        return [parsed(results.Node, item) for item in self._items("/nodes")]
 
     def power_domains(self) -> list[FeedPower]:
         """Power domains that the caller may see, by name."""
-        return [_parse(FeedPower, item) for item in self._json("GET", "/power/domains")["items"]]
+        return [parsed(FeedPower, item) for item in self._items("/power/domains")]
 
     def power_nodes(self) -> list[NodePower]:
         """What the nodes draw that the caller may see, by name."""
-        return [_parse(NodePower, item) for item in self._json("GET", "/power/nodes")["items"]]
+        return [parsed(NodePower, item) for item in self._items("/power/nodes")]
 
     def models(self) -> list[results.Model]:
-        return [_parse(results.Model, item) for item in self._json("GET", "/models")["items"]]
+        return [parsed(results.Model, item) for item in self._items("/models")]
 
     def gateway(self) -> str:
         """Base URL of the OpenAI API, as the server's administrators state it."""
-        return str(self._json("GET", "/models")["baseUrl"])
+        return str(self._part(self._json("GET", "/models"), "baseUrl", str))
 
     def usage(
         self, by: str = "tenant", since: datetime | None = None, until: datetime | None = None
     ) -> results.Usage:
         """Sums by tenant, namespace, service, model, key or day."""
-        return _parse(results.Usage, self._json("GET", "/usage", params=_range(by, since, until)))
+        return parsed(results.Usage, self._json("GET", "/usage", params=_range(by, since, until)))
 
     def usage_lines(
         self, by: str = "tenant", since: datetime | None = None, until: datetime | None = None
     ) -> results.UsageLines:
         """The lines of an export by tenant, namespace, user, job or service."""
-        return _parse(results.UsageLines, self._json("GET", "/usage/export", params=_range(by, since, until)))
+        return parsed(results.UsageLines, self._json("GET", "/usage/export", params=_range(by, since, until)))
 
     def usage_file(
         self,
@@ -230,7 +231,10 @@ class Client:
         asked = {**_range(by, since, until), "format": form}
         if currency is not None:
             asked["currency"] = currency
-        return self._send("GET", "/usage/export", params=asked).text
+        response = self._send("GET", "/usage/export", params=asked)
+        if not is_of(response, "text/csv"):
+            raise foreign(self.server, response)
+        return response.text
 
     def tokens(self, *, subject: str | None = None, state: str | None = None) -> Iterator[results.Token]:
         """Tokens without their texts, newest first; asks for page after page.
@@ -242,7 +246,7 @@ class Client:
         asked = {name: value for name, value in (("subject", subject), ("state", state)) if value is not None}
         while True:
             page = self._json("GET", "/tokens", params={**asked, "limit": "500"})
-            yield from (_parse(results.Token, item) for item in page["items"])
+            yield from (parsed(results.Token, item) for item in self._part(page, "items", list))
             if page.get("next") is None:
                 return
             asked["before"] = page["next"]
@@ -265,23 +269,23 @@ class Client:
                 asked[name] = value
         if limits is not None:
             asked["limits"] = limits.to_wire()
-        return _parse(results.NewToken, self._json("POST", "/tokens", asked))
+        return parsed(results.NewToken, self._json("POST", "/tokens", asked))
 
     def rotate_token(self, token_id: str, overlap_hours: float) -> results.RotatedToken:
         """A token like this one, which ends after the overlap; only this answer contains the new text."""
         asked = {"overlapHours": overlap_hours}
-        return _parse(
+        return parsed(
             results.RotatedToken, self._json("POST", f"/tokens/{quote(token_id, safe='')}/rotate", asked)
         )
 
     def revoke_token(self, token_id: str) -> None:
-        self._send("DELETE", f"/tokens/{quote(token_id, safe='')}")
+        self._gone(f"/tokens/{quote(token_id, safe='')}")
 
     def revoke_tokens(self, subject: str | None) -> int:
         """Revoke all live tokens of a person, or (None, for admins) of everybody, and end their browser sessions;
         the token of this client stays. Returns how many were live."""
         asked = {"everyone": True} if subject is None else {"subject": subject}
-        return int(self._json("POST", "/tokens/revoke", asked)["revoked"])
+        return int(self._part(self._json("POST", "/tokens/revoke", asked), "revoked", int))
 
     # -- the database, for admins ------------------------------------------------------------------------
 
@@ -291,14 +295,14 @@ class Client:
             with self._http.stream("GET", "/database", timeout=LONG) as response:
                 if not response.is_success:
                     response.read()
-                    raise _error(self.server, response)
+                    raise error_of(self.server, response)
                 yield from response.iter_bytes()
-        except httpx2.TransportError as error:
-            raise _unreachable(self.server, error) from error
+        except httpx2.RequestError as error:
+            raise unreachable(self.server, error) from error
 
     def database_state(self) -> results.DatabaseState:
         """Whether a backup of the database can be restored."""
-        return _parse(results.DatabaseState, self._json("GET", "/database/state"))
+        return parsed(results.DatabaseState, self._json("GET", "/database/state"))
 
     def restore_database(self, uids: Mapping[str, str], pieces: Iterable[bytes]) -> results.DatabaseRestored:
         """Restore what `database` gave into an unused database; `uids`: from old uids of objects to new ones."""
@@ -309,11 +313,11 @@ class Client:
 
         try:
             response = self._http.put("/database", content=body(), timeout=LONG)
-        except httpx2.TransportError as error:
-            raise _unreachable(self.server, error) from error
+        except httpx2.RequestError as error:
+            raise unreachable(self.server, error) from error
         if not response.is_success:
-            raise _error(self.server, response)
-        return _parse(results.DatabaseRestored, response.json())
+            raise error_of(self.server, response)
+        return parsed(results.DatabaseRestored, self._read(response))
 
     # -- transport --------------------------------------------------------------------------------------
 
@@ -323,12 +327,49 @@ class Client:
         path: str,
         document: Mapping[str, Any] | None = None,
         params: Mapping[str, str] | None = None,
-    ) -> Any:
-        response = self._send(method, path, document, params)
+    ) -> dict[str, Any]:
+        return self._read(self._send(method, path, document, params))
+
+    def _read(self, response: httpx2.Response) -> dict[str, Any]:
+        """The JSON object that was answered."""
         try:
-            return response.json()
-        except ValueError as error:
-            raise _foreign(self.server, response) from error
+            found = response.json()
+        except (ValueError, RecursionError) as error:
+            raise foreign(self.server, response) from error
+        if not isinstance(found, dict):
+            raise foreign(self.server, response)
+        return found
+
+    def _items(self, path: str) -> list[dict[str, Any]]:
+        """The objects of a list."""
+        items = self._part(self._json("GET", path), "items", list)
+        if not all(isinstance(item, dict) for item in items):
+            raise self._unexpected("items that are no objects")
+        return items
+
+    def _part(self, document: Mapping[str, Any], name: str, kind: type[P]) -> P:
+        """A field that every server answers with."""
+        value = document.get(name)
+        if not isinstance(value, kind):
+            raise self._unexpected(f"no {name!r} of the right type")
+        return value
+
+    def _object(self, kind: Kind, document: dict[str, Any]) -> Object:
+        return Object(kind, self._resource(document))
+
+    def _resource(self, document: dict[str, Any]) -> dict[str, Any]:
+        """A Kubernetes object."""
+        parsed(results.Resource, document)
+        return document
+
+    def _gone(self, path: str) -> None:
+        """Delete."""
+        response = self._send("DELETE", path)
+        if response.status_code != httpx2.codes.NO_CONTENT:
+            raise foreign(self.server, response)
+
+    def _unexpected(self, what: str) -> BusbarError:
+        return unexpected(f"{self.server} answered with {what}")
 
     def _send(
         self,
@@ -339,10 +380,10 @@ class Client:
     ) -> httpx2.Response:
         try:
             response = self._http.request(method, path, json=document, params=params)
-        except httpx2.TransportError as error:
-            raise _unreachable(self.server, error) from error
+        except httpx2.RequestError as error:
+            raise unreachable(self.server, error) from error
         if not response.is_success:
-            raise _error(self.server, response)
+            raise error_of(self.server, response)
         return response
 
 
@@ -408,49 +449,6 @@ def _collection(kind: Kind, namespace: str) -> str:
 
 def _one(kind: Kind, namespace: str, name: str) -> str:
     return f"{_collection(kind, namespace)}/{quote(name, safe='')}"
-
-
-def _parse(model: type[W], document: object) -> W:
-    try:
-        return model.model_validate(document)
-    except ValidationError as error:
-        raise BusbarError(
-            f"the server's answer is not as expected (is it a newer version?): {error}"
-        ) from error
-
-
-def _unreachable(server: str, error: Exception) -> Unreachable:
-    return Unreachable(
-        f"{server} does not answer ({error or type(error).__name__}). Is the address right, and is it up?"
-    )
-
-
-def _foreign(server: str, response: httpx2.Response) -> BusbarError:
-    return BusbarError(
-        f"{server} answered {response.status_code} to {response.request.url.path}, but not as Busbar does. "
-        "Is this the address of the API and portal?"
-    )
-
-
-def _error(server: str, response: httpx2.Response) -> BusbarError:
-    status = response.status_code
-    try:
-        told = json.loads(response.content)["error"]
-        message, code, field = str(told["message"]), str(told["code"]), told.get("field")
-    except (ValueError, KeyError, TypeError):
-        if status in (502, 503, 504):
-            return Unreachable(f"{server} answered {status}; try again in a moment")
-        return _foreign(server, response)
-    if status == 401:
-        return NotAuthorised(f"{message}. Log in again with `busbar login {server}`.", code=code, field=field)
-    kinds: dict[int, type[BusbarError]] = {
-        400: Invalid,
-        403: NotAuthorised,
-        404: NotFound,
-        422: Invalid,
-        503: Unreachable,
-    }
-    return kinds.get(status, BusbarError)(message, code=code, field=field)
 
 
 __all__ = ["TRAINING_JOB", "Client", "kind_of"]

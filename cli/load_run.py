@@ -110,7 +110,7 @@ async def _asked(client: httpx2.AsyncClient, url: str, body: dict[str, Any] | No
         raise error_of(url, response)
     try:
         found = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise BusbarError(f"{url} does not answer in JSON; is it the address of the OpenAI API?")

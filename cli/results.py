@@ -45,6 +45,22 @@ class Progress(WireModel):
     eta_seconds: float | None = None
 
 
+class ResourceMeta(WireModel):
+    """What is read of an object's metadata."""
+
+    name: str = Field(min_length=1)
+    namespace: str = ""
+    creation_timestamp: datetime | None = None
+
+
+class Resource(WireModel):
+    """What each object of Kubernetes has."""
+
+    metadata: ResourceMeta
+    spec: dict[str, Any] | None = None
+    status: dict[str, Any] | None = None
+
+
 @dataclass(frozen=True)
 class Object:
     """A TrainingJob or ModelService."""

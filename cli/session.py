@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 import click
 
 from busbar.cli import config
-from busbar.cli.errors import NotFound, UsageProblem
+from busbar.cli.errors import BusbarError, NotFound, UsageProblem
 
 if TYPE_CHECKING:
     from busbar.cli.batches import BatchClient
@@ -120,6 +120,15 @@ def parse_reference(reference: str) -> tuple[Kind | None, str]:
     raise UsageProblem(f"{reference}: {word!r} is not a kind; write job/{name} or service/{name}")
 
 
+def _told(error: ValueError) -> BusbarError | None:
+    """A part of an object that is read where it is shown, and is not of its type: what the server answered is at fault."""
+    from pydantic import ValidationError
+
+    from busbar.cli.answers import unexpected_field
+
+    return unexpected_field(error) if isinstance(error, ValidationError) else None
+
+
 def connected(command: Callable[Concatenate[Session, P], R]) -> Callable[P, R]:
     """Give a command `--server`, `--namespace` and a Session."""
 
@@ -138,6 +147,10 @@ def connected(command: Callable[Concatenate[Session, P], R]) -> Callable[P, R]:
         )
         try:
             return command(session, *args, **kwargs)
+        except ValueError as error:
+            if (told := _told(error)) is None:
+                raise
+            raise told from error
         finally:
             session.close()
 

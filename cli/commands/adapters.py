@@ -118,9 +118,14 @@ def _change(session: Session, service: str, change: Callable[[Rows], Rows]) -> O
 
 def _try(session: Session, service: str, change: Callable[[Rows], Rows]) -> Object:
     found = _service(session, service)
+    version = found.metadata.get("resourceVersion")
+    if not version:
+        from busbar.cli.answers import unexpected
+
+        raise unexpected(f"{found.reference} has no metadata.resourceVersion")
     patch = {
         "spec": {"adapters": change(_adapters(found)) or None},
-        "metadata": {"resourceVersion": found.metadata["resourceVersion"]},
+        "metadata": {"resourceVersion": version},
     }
     return session.client.change(found.kind, found.namespace, found.name, patch)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,114 @@ def test_a_server_that_is_not_busbar_is_told_so() -> None:
         client(lambda request: httpx2.Response(200, text="<html>")).me()
     with pytest.raises(errors.Unreachable):
         client(lambda request: httpx2.Response(502, text="Bad Gateway")).me()
+
+
+FOREIGN: dict[str, httpx2.Response] = {
+    "a page": httpx2.Response(200, text="<html>Sign in</html>", headers={"content-type": "text/html"}),
+    "nothing": httpx2.Response(200),
+    "no content": httpx2.Response(200, json=None),
+    "half of it": httpx2.Response(200, content=b'{"items": [{"metadata'),
+    "bytes": httpx2.Response(200, content=b'{"items": "\xe9\xff"}'),
+    "too deep": httpx2.Response(200, content=b"[" * 100_000),
+    "null": httpx2.Response(200, content=b"null"),
+    "a list": httpx2.Response(200, json=[]),
+    "a text": httpx2.Response(200, json="x"),
+    "no fields": httpx2.Response(200, json={}),
+    "no list": httpx2.Response(200, json={"items": None}),
+    "a list of nothing": httpx2.Response(200, json={"items": [None]}),
+    "objects without a name": httpx2.Response(200, json={"items": [{"metadata": {}}], "metadata": {}}),
+    "odd parts": httpx2.Response(
+        200,
+        json={"items": [{"metadata": {"name": "x"}, "status": 3}], "metadata": {"name": "x"}, "status": 3},
+    ),
+    "odd times": httpx2.Response(
+        200,
+        json={
+            "items": [{"metadata": {"name": "x", "creationTimestamp": "yesterday"}}],
+            "metadata": {"name": "x", "creationTimestamp": "yesterday"},
+        },
+    ),
+    "an error without words": httpx2.Response(500, json={"error": [1]}),
+    "an error of nothing": httpx2.Response(400, json={"error": None}),
+}
+OF_JOB = Object(TRAINING_JOB, JOB)
+CALLS: dict[str, Callable[[Client], object]] = {
+    "listing": lambda c: c.listing(TRAINING_JOB, "n"),
+    "get": lambda c: c.get(TRAINING_JOB, "n", "j"),
+    "create": lambda c: c.create(JOB),
+    "change": lambda c: c.change(TRAINING_JOB, "n", "j", {}),
+    "delete": lambda c: c.delete(TRAINING_JOB, "n", "j"),
+    "cancel": lambda c: c.cancel(TRAINING_JOB, "n", "j"),
+    "resume": lambda c: c.resume(TRAINING_JOB, "n", "j"),
+    "scale": lambda c: c.scale("n", "s", 2),
+    "preview": lambda c: c.preview(JOB),
+    "service_plan": lambda c: c.service_plan("n", "s", 2.0),
+    "events": lambda c: c.events(OF_JOB),
+    "logs": lambda c: list(c.logs(OF_JOB)),
+    "me": lambda c: c.me(),
+    "pools": lambda c: c.pools(),
+    "profiles": lambda c: c.profiles(),
+    "tenants": lambda c: c.tenants(),
+    "nodes": lambda c: c.nodes(),
+    "power_domains": lambda c: c.power_domains(),
+    "power_nodes": lambda c: c.power_nodes(),
+    "models": lambda c: c.models(),
+    "gateway": lambda c: c.gateway(),
+    "usage": lambda c: c.usage(),
+    "usage_lines": lambda c: c.usage_lines(),
+    "usage_file": lambda c: c.usage_file("csv"),
+    "tokens": lambda c: list(c.tokens()),
+    "create_token": lambda c: c.create_token(),
+    "rotate_token": lambda c: c.rotate_token("t", 1.0),
+    "revoke_token": lambda c: c.revoke_token("t"),
+    "revoke_tokens": lambda c: c.revoke_tokens("alice"),
+    "database_state": lambda c: c.database_state(),
+    "restore_database": lambda c: c.restore_database({}, []),
+}
+LENIENT = {
+    ("objects without a name", "events"), ("odd parts", "events"), ("odd times", "events"),
+}  # fmt: skip
+"""Events have no field that must be there."""
+
+
+def test_every_call_is_in_the_table_of_calls() -> None:
+    public = {name for name in vars(Client) if not name.startswith("_")}
+    assert public - {"close", "database"} == set(CALLS)
+
+
+@pytest.mark.parametrize("answer", FOREIGN)
+@pytest.mark.parametrize("call", CALLS)
+def test_whatever_a_server_answers_is_a_result_or_one_sentence(call: str, answer: str) -> None:
+    def handle(request: httpx2.Request) -> httpx2.Response:
+        found = FOREIGN[answer]
+        return httpx2.Response(found.status_code, content=found.content, headers=found.headers)
+
+    if (answer, call) in LENIENT:
+        CALLS[call](client(handle))
+        return
+    with pytest.raises(errors.BusbarError) as caught:
+        CALLS[call](client(handle))
+    message = caught.value.message
+    assert "\n" not in message
+    assert "busbar.test" in message or "not as expected" in message
+
+
+def test_an_encoding_that_is_none_is_a_sentence() -> None:
+    broken = {"content-encoding": "gzip", "content-type": "application/json"}
+    with pytest.raises(errors.Unreachable, match="does not answer"):
+        client(
+            lambda request: httpx2.Response(200, stream=httpx2.ByteStream(b"no gzip"), headers=broken)
+        ).me()
+
+
+def test_a_certificate_that_is_not_trusted_is_told_with_what_helps() -> None:
+    def refuse(request: httpx2.Request) -> httpx2.Response:
+        cause = ssl.SSLCertVerificationError(1, "certificate verify failed")
+        cause.verify_message = "self-signed certificate"
+        raise httpx2.ConnectError("certificate verify failed", request=request) from cause
+
+    with pytest.raises(errors.Unreachable, match=r"not trusted \(self-signed certificate\).*--ca-file"):
+        client(refuse).me()
 
 
 def test_a_redirect_is_not_followed() -> None:
