@@ -15,14 +15,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from busbar.kube.contracts.preview import Change, NodeLoad, NodeLoads, PreviewAnswer, span
-from busbar.kube.informer import Key
-from busbar.kube.types import ModelService, Tenant, TrainingJob
+from busbar.kube.types import ModelService
 from busbar.kube.types.reasons import Reason
 from busbar.operator.accounting import budgets
 from busbar.operator.forecasts.worker import Answer, Question
-from busbar.operator.pods.room import Promised, pod_room
 from busbar.operator.pods.volume_claims import claims_of_job, claims_of_service, missing
-from busbar.operator.previews.replicas import NEVER, budget_answer, of_replicas
+from busbar.operator.previews.replicas import NEVER, budget_answer, of_replicas, over_pods, room_of
 from busbar.operator.scheduling.snapshot import ClusterObjects, Draft, is_draft
 from busbar.operator.serving.engine_mode import engine_mode
 from busbar.operator.serving.view import model_uri
@@ -160,7 +158,9 @@ def held_by_tenant(seen: ClusterObjects, draft: Draft, now: datetime) -> Preview
     if tenant is None:
         return None
     hold = budgets.hold(tenant, now)
-    return budget_answer(hold) if hold.why else _over_pods(seen, tenant, draft)
+    if hold.why:
+        return budget_answer(hold)
+    return over_pods(room_of(seen, tenant, draft), draft.spec.shape.min_pods)
 
 
 def held_by_model(seen: ClusterObjects, draft: Draft) -> PreviewAnswer | None:
@@ -193,17 +193,6 @@ def held_by_claims(seen: ClusterObjects, draft: Draft) -> PreviewAnswer | None:
         return None
     when = "When somebody has created what is missing"
     return PreviewAnswer(starts_now=False, possible=True, reason=text, when=when, code=Reason.CLAIM_MISSING)
-
-
-def _over_pods(seen: ClusterObjects, tenant: Tenant, draft: TrainingJob) -> PreviewAnswer | None:
-    key = Key(draft.metadata.namespace or "", draft.metadata.name)
-    room, least = pod_room(tenant, key, seen.pods, seen.jobs, Promised()), draft.spec.shape.min_pods
-    reason = room.lacking(least) if room is not None else ""
-    if room is None or not reason:
-        return None
-    possible = least <= room.most
-    when = "When enough pods of the namespace have ended" if possible else ""
-    return PreviewAnswer(starts_now=False, possible=possible, reason=reason, when=when, code=Reason.POD_LIMIT)
 
 
 def jobs_of(snapshot: Snapshot, key: str) -> list[Job]:

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from busbar.kube.contracts.preview import PreviewAnswer
-from busbar.kube.types import ModelService
+from busbar.kube.informer import Key
+from busbar.kube.types import ModelService, Tenant
 from busbar.kube.types.reasons import Reason
 from busbar.operator.accounting import budgets
-from busbar.operator.accounting.budgets import FREE, Hold
+from busbar.operator.accounting.budgets import Hold
 from busbar.operator.accounting.non_preemptible import NonPreemptible
+from busbar.operator.pods.room import PodRoom, Promised, pod_room
 from busbar.operator.scheduling.snapshot import ClusterObjects, Draft
 from busbar.operator.serving.replicas import startable
 from busbar.operator.serving.target_outlook import target_outlook
@@ -39,7 +41,8 @@ def of_replicas(found: Sequence[PreviewAnswer], most: int | None = None) -> Prev
     ceiling = f" Where nothing else runs, {most} of the {total} replicas have room." if never and most else ""
     if not starting:
         first = waiting[0]
-        possible, reason = first.possible and not never, first.reason + ceiling
+        possible = not never and all(each.possible for each in waiting)
+        reason = first.reason + ceiling
         when = f"{first.when}; never for more than {most} of them" if ceiling else first.when
         return first.model_copy(update={**counts, "possible": possible, "reason": reason, "when": when})
     first, pools = starting[0], Counter(each.pool for each in starting)
@@ -70,7 +73,7 @@ def of_replicas(found: Sequence[PreviewAnswer], most: int | None = None) -> Prev
             **counts,
             **totals,
             "starts_now": False,
-            "possible": told.possible and not never,
+            "possible": not never and all(each.possible for each in waiting),
             "code": told.code,
             "reason": f"{len(starting)} of its {total} replicas start: {reason} The next one: {told.reason}{ceiling}",
             "when": f"{when} for {len(starting)} of {total} replicas; for the others: {later}",
@@ -87,20 +90,49 @@ def _sum(values: Sequence[float | None]) -> float | None:
 def offered(
     base: Snapshot, seen: ClusterObjects, draft: Draft, jobs: Sequence[Job], now: datetime
 ) -> tuple[tuple[Job, ...], tuple[PreviewAnswer, ...]]:
-    """The jobs of a draft that the round would plan, and an answer for each of the others: replicas that a spent budget keeps from
-    starting, and what would keep other tenants from their guarantees."""
-    hold = _hold(seen, draft, now) if isinstance(draft, ModelService) else FREE
-    paid = jobs[: startable(draft, (), hold)] if isinstance(draft, ModelService) and hold.why else jobs
-    allowed, answer = within_guarantees(base, paid)
-    others = () if answer is None else (answer,) * (len(paid) - len(allowed))
-    return allowed, (*others, *(budget_answer(hold),) * (len(jobs) - len(paid)))
+    """The jobs of a draft that the round would plan, and an answer for each of the others: replicas that a spent budget or the
+    tenant's limit of pods keeps from starting, and what would keep other tenants from their guarantees."""
+    kept_back: list[PreviewAnswer] = []
+    if isinstance(draft, ModelService):
+        jobs, kept_back = _startable(seen, draft, jobs, now)
+    allowed, answer = within_guarantees(base, jobs)
+    if answer is not None:
+        kept_back = [answer] * (len(jobs) - len(allowed)) + kept_back
+    return allowed, tuple(kept_back)
 
 
-def _hold(seen: ClusterObjects, service: ModelService, now: datetime) -> Hold:
-    """What the budgets of the service's tenant do to it."""
+def _startable(
+    seen: ClusterObjects, service: ModelService, jobs: Sequence[Job], now: datetime
+) -> tuple[Sequence[Job], list[PreviewAnswer]]:
+    """The replicas that the tenant's budgets and its limit of pods allow, and an answer for each of the others."""
     name = tenant_of_namespace(seen.tenants).get(service.metadata.namespace or "", "")
     tenant = next((t for t in seen.tenants if t.metadata.name == name), None)
-    return FREE if tenant is None else budgets.hold(tenant, now)
+    if tenant is None:
+        return jobs, []
+    hold = budgets.hold(tenant, now)
+    paid = jobs[: startable(service, (), hold)] if hold.why else jobs
+    unpaid = [budget_answer(hold)] * (len(jobs) - len(paid))
+    room = room_of(seen, tenant, service)
+    lacking = over_pods(room, len(paid))
+    if room is None or lacking is None:
+        return paid, unpaid
+    return paid[: room.left], [lacking] * (len(paid) - room.left) + unpaid
+
+
+def room_of(seen: ClusterObjects, tenant: Tenant, draft: Draft) -> PodRoom | None:
+    """What the tenant's limit of pods leaves to a draft; None: there is no limit."""
+    key = Key(draft.metadata.namespace or "", draft.metadata.name)
+    return pod_room(tenant, key, seen.pods, seen.jobs, Promised())
+
+
+def over_pods(room: PodRoom | None, pods: int) -> PreviewAnswer | None:
+    """The answer where so many pods are more than the tenant's limit leaves; None: they are not."""
+    reason = room.lacking(pods) if room is not None else ""
+    if room is None or not reason:
+        return None
+    possible = pods <= room.most
+    when = "When enough pods of the namespace have ended" if possible else ""
+    return PreviewAnswer(starts_now=False, possible=possible, reason=reason, when=when, code=Reason.POD_LIMIT)
 
 
 def budget_answer(hold: Hold) -> PreviewAnswer:

@@ -653,6 +653,25 @@ def test_a_spent_budget_leaves_a_service_what_it_would_leave_it_when_created(
         assert "budget of 0 in cost a month" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("most", "taken", "starting", "possible"), [(3, 0, 3, False), (5, 0, 5, True), (6, 3, 3, True)]
+)
+def test_replicas_beyond_the_tenants_limit_of_pods_do_not_start(
+    most: int, taken: int, starting: int, possible: bool
+) -> None:
+    seen = ClusterObjects(
+        pools=(pool("cpu"),),
+        nodes=nodes_of(),
+        tenants=(tenant("team", ["team"], limits={"pods": most}),),
+        pods=tuple(running(rank, owner="other") for rank in range(taken)),
+    )
+    found = previewed(stored(replicas=5), seen)
+    assert (found.replicas, found.replicas_starting, found.possible) == (5, starting, possible)
+    if starting < 5:
+        assert found.code == "PodLimit"
+        assert f"It needs 5 pods, and {most - taken} of the {most} are left" in found.reason
+
+
 def test_replicas_in_several_pools_are_told_by_pool() -> None:
     made = job("made", engine=engine_of(CONFIG), status={"phase": "Succeeded"})
     pools, nodes = zip(*(gpu_pool(kind) for kind in ("L4", "H100")), strict=True)
