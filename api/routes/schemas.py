@@ -13,6 +13,7 @@ from busbar.api.access.token_rules import MAX_OVERLAP_HOURS, OVERLAP_HOURS
 from busbar.api.errors import ErrorBody
 from busbar.kube.types import AcceleratorPool, ModelService, PerformanceProfile, Tenant, TrainingJob
 from busbar.kube.types.inference import InferenceLimits
+from busbar.kube.types.model_service import MAX_REPLICAS
 
 
 class Answer(BaseModel):
@@ -24,7 +25,7 @@ class Answer(BaseModel):
 
 
 class Ask(BaseModel):
-    """Base of requests: camelCase, unknown fields are refused."""
+    """Base of requests: camelCase, unknown fields are refused. Numbers are `strict`: pydantic would take true for 1, and texts."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, validate_by_name=True, validate_by_alias=True, extra="forbid"
@@ -307,7 +308,7 @@ class SampleList(Answer):
 class ScaleTo(Ask):
     """How many replicas; null gives the count back to the autoscaler."""
 
-    replicas: Annotated[int, Field(ge=0, le=1024)] | None
+    replicas: Annotated[int, Field(strict=True, ge=0, le=MAX_REPLICAS)] | None
 
 
 class NodeInfo(Answer):
@@ -507,7 +508,7 @@ class TokenCreated(Answer):
 class RotateAsk(Ask):
     """How long the former token stays valid beside the one that replaces it."""
 
-    overlap_hours: Annotated[float, Field(ge=0, le=MAX_OVERLAP_HOURS)] = Field(
+    overlap_hours: Annotated[float, Field(strict=True, ge=0, le=MAX_OVERLAP_HOURS)] = Field(
         default=OVERLAP_HOURS, description="0: the former token ends at once."
     )
 
@@ -533,7 +534,7 @@ class TokenAsk(Ask):
         default=None,
         description="Tenant that inference counts for; default the only one you are a member of.",
     )
-    expires_in_days: Annotated[float, Field(gt=0, le=3650)] | None = Field(
+    expires_in_days: Annotated[float, Field(strict=True, gt=0, le=3650)] | None = Field(
         default=None, description="Default and longest are settings of the API (90 and 365 days)."
     )
     limits: InferenceLimits | None = Field(

@@ -10,7 +10,7 @@ from busbar.kube.types.meta import SpecModel, StatusModel
 from busbar.kube.types.rules import Rule
 from busbar.kube.types.training_status import Amount
 
-PerMinute = Annotated[int, Field(ge=1, le=1_000_000_000)]
+PerMinute = Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)]
 PerMillion = Annotated[float, Field(ge=0, le=10_000)]
 
 
@@ -18,7 +18,7 @@ class CostLimit(SpecModel):
     """The most that inference may cost in a period."""
 
     period: Period = Field(description="day, week (from Monday) or month, in UTC.")
-    cost: Annotated[float, Field(ge=0, le=1_000_000_000)] = Field(
+    cost: Annotated[float, Field(strict=True, ge=0, le=1_000_000_000)] = Field(
         description="Money, at the services' spec.price."
     )
 
