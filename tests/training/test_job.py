@@ -21,6 +21,17 @@ from busbar.workloads.training.world import ALONE, World, world_of
 BAD = [
     ("steps", 0, 3, "spec.engine.steps"),
     ("steps", "ten", 10, "spec.engine.steps"),
+    ("steps", "10", 1e3, "spec.engine.steps"),
+    ("steps", True, 10.0, "spec.engine.steps"),
+    ("threads", "1", 1, "spec.engine.threads"),
+    ("seed", False, 0, "spec.engine.seed"),
+    ("optimizer", {"learningRate": "0.1"}, {"learningRate": 1}, "spec.engine.optimizer.learningRate"),
+    (
+        "data",
+        {"uri": "pvc://a", "holdoutFraction": True},
+        {"uri": "pvc://a", "holdoutFraction": 0},
+        "spec.engine.data.holdoutFraction",
+    ),
     ("batch", {"sequences": 6, "microBatch": 4}, {"sequences": 8, "microBatch": 4}, "spec.engine.batch"),
     ("batch", {"sequences": 4, "micro": 4}, {"sequences": 4, "microBatch": 4}, "spec.engine.batch.micro"),
     ("mode", "offload", "optimizer-offload", "spec.engine.mode"),
