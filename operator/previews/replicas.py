@@ -18,6 +18,7 @@ from busbar.operator.accounting.budgets import Hold
 from busbar.operator.accounting.non_preemptible import NonPreemptible
 from busbar.operator.pods.room import PodRoom, Promised, pod_room
 from busbar.operator.scheduling.snapshot import ClusterObjects, Draft
+from busbar.operator.serving.external import external_words
 from busbar.operator.serving.replicas import startable
 from busbar.operator.serving.target_outlook import target_outlook
 from busbar.operator.serving.view import model_uri
@@ -133,6 +134,22 @@ def over_pods(room: PodRoom | None, pods: int) -> PreviewAnswer | None:
     possible = pods <= room.most
     when = "When enough pods of the namespace have ended" if possible else ""
     return PreviewAnswer(starts_now=False, possible=possible, reason=reason, when=when, code=Reason.POD_LIMIT)
+
+
+def held_at_zero(draft: Draft) -> PreviewAnswer | None:
+    """The answer for a service whose external target is zero and which no request wakes; None: it is another."""
+    if (
+        not isinstance(draft, ModelService)
+        or draft.spec.external_replicas != 0
+        or not draft.spec.min_replicas
+    ):
+        return None
+    return PreviewAnswer(
+        starts_now=False,
+        possible=True,
+        reason=f"{external_words(draft.spec)}: it has no replicas, and no request starts one, because minReplicas is not 0.",
+        when="When that target is above 0, or minReplicas is 0 and a request arrives",
+    )
 
 
 def budget_answer(hold: Hold) -> PreviewAnswer:

@@ -42,7 +42,7 @@ from busbar.operator.previews.preview import (
     with_engine_mode,
     with_forecast,
 )
-from busbar.operator.previews.replicas import of_replicas, offered, with_target
+from busbar.operator.previews.replicas import held_at_zero, of_replicas, offered, with_target
 from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, Draft, build, with_draft
 from busbar.operator.steady_clock import utc_now
 from busbar.scheduler import Policy, Snapshot
@@ -207,7 +207,12 @@ class Previews:
         """What the next round would do with the draft. Raises Busy, PreviewFailed."""
         self._asked_at = time.monotonic()
         seen, now = self._seen(), utc_now()
-        held = held_by_model(seen, draft) or held_by_tenant(seen, draft, now) or held_by_claims(seen, draft)
+        held = (
+            held_by_model(seen, draft)
+            or held_by_tenant(seen, draft, now)
+            or held_by_claims(seen, draft)
+            or held_at_zero(draft)
+        )
         if held is not None:
             return held
         last = self._last() or build(seen, now, half_life_s=self._policy.usage_half_life_s)

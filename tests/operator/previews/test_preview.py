@@ -24,6 +24,7 @@ from tests.operator.builders import (
     tenant,
 )
 
+from busbar.kube.contracts.demand import ServiceDemand
 from busbar.kube.contracts.preview import PreviewAnswer
 from busbar.kube.informer import Key
 from busbar.kube.types import AcceleratorPool, ModelService, TrainingJob
@@ -45,9 +46,10 @@ from busbar.operator.previews.preview import (
     with_engine_mode,
     with_forecast,
 )
-from busbar.operator.previews.replicas import offered, with_target
+from busbar.operator.previews.replicas import held_at_zero, offered, with_target
 from busbar.operator.previews.worker import HEAD, Previews, PreviewWorker, serve
 from busbar.operator.scheduling.snapshot import DRAFT, ClusterObjects, Draft, build, with_draft
+from busbar.operator.serving.scaling import desired_replicas
 from busbar.operator.watch.projections import Node
 from busbar.scheduler import (
     Cell,
@@ -632,6 +634,27 @@ def test_a_service_with_a_target_of_zero_replicas_asks_for_nothing() -> None:
     found = previewed(stored(replicas=0), seen)
     assert (found.starts_now, found.possible, found.pool) == (False, True, "")
     assert found.reason.startswith("It asks for no replicas now")
+
+
+@pytest.mark.parametrize(
+    ("spec", "held"),
+    [
+        ({"replicas": 0}, True),
+        ({"replicas": 0, "minReplicas": 0}, False),
+        ({"scaling": {"external": {"cpu": 0}}}, True),
+        ({"replicas": 1}, False),
+        ({"minReplicas": 0}, False),
+    ],
+)
+def test_a_service_that_no_request_wakes_is_told_so(spec: dict[str, Any], held: bool) -> None:
+    found = held_at_zero(stored(**spec))
+    assert (found is not None) is held
+    demand = ServiceDemand(namespace="team", name="web", waiting=1, last_request_age_seconds=0.0)
+    woken, _, _ = desired_replicas(stored(**spec), demand, None, NOW, has_model=True)
+    assert (woken == 0) is held  # as the autoscaler does with a request that waits
+    if found is not None:
+        assert (found.starts_now, found.possible) == (False, True)
+        assert "no request starts one" in found.reason
 
 
 @pytest.mark.parametrize(("enforcement", "starting"), [("StopAdmitting", 2), ("Preempt", 0)])
