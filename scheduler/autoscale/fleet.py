@@ -6,8 +6,8 @@ In this order:
 
 - panic: the last ten seconds exceed what is live (starting replicas included), or more requests than the SLO lets be
   late have waited half the TTFT target while nothing starts. Acts at once, on those seconds, without averages. Where they
-  exceed what is ready, the queue that grows until another replica is ready counts as load, too, and is not added for again
-  until it should be worked off.
+  exceed what is ready, or nothing is, the queue that grows until another replica is ready counts as load, too, and is not added
+  for again until it should be worked off.
 - forecast: every `period_s`, the quantile of the load when a replica asked for now would be ready. What is missing is
   added cheapest first; where the whole mix chosen anew is cheaper by more than `resolve_gain`, the new types start and
   the old ones leave when those are ready.
@@ -289,16 +289,18 @@ class Fleet:
         return self._add([rate * factor for rate in asked], live, seen.now_s, Cause.PANIC)
 
     def _with_queue(self, load: list[float], ready: Mapping[str, int]) -> list[float]:
-        """The load, and where it overloads what is ready, what works off the queue that grows until a replica asked for now is
-        ready."""
+        """The load, and where it overloads what is ready, or nothing is, what works off the queue that grows until a replica asked
+        for now is ready."""
         settings = self.settings
         if not self._may_exceed(load, ready):
             return load
-        fullest = spread(self.columns, load, ready).fullest
-        if fullest <= settings.panic_tolerance:
+        routed = spread(self.columns, load, ready)
+        able = [b for b, rate in enumerate(load) if rate > 0 and any(c.rates[b] > 0 for c in self.columns)]
+        total = sum(load[b] for b in able)
+        carried = sum(load[b] for b in able if b not in routed.impossible) / max(1.0, routed.fullest)
+        if total <= settings.panic_tolerance * carried:
             return load
-        excess = sum(load) * (1 - 1 / fullest)
-        return self.load(sum(load) + excess * settings.start_s / settings.work_off_s)
+        return self.load(sum(load) + (total - carried) * settings.start_s / settings.work_off_s)
 
     def _shortens(self, seen: Observation, fullest: float) -> bool:
         """Whether one more replica may shorten the queue of requests that wait too long."""

@@ -87,6 +87,28 @@ def test_an_overload_counts_the_queue_that_grows_until_more_is_ready(start_s: fl
     assert panics(item, 2.0, 8.0, {"small": 4}, starting=wanted - 4) == 0, "what starts counts"
 
 
+@pytest.mark.parametrize(("ready", "wanted"), [(0, 8), (2, 6), (4, 4)])
+def test_what_starts_anew_leaves_a_queue_that_is_added_for(ready: int, wanted: int) -> None:
+    """4 requests/s on four replicas, some of which have failed and start again: what those miss in a minute is worked off in
+    another."""
+    item = fleet(SMALL)
+    item.begin((4.0,))
+    decision = item.decide(seen(1.0, 4.0, {"small": ready}, {"small": 4 - ready}))
+    assert (4 if decision is None else decision.target["small"]) == wanted
+
+
+def test_a_part_of_the_load_that_nothing_ready_serves_leaves_a_queue() -> None:
+    """A third of 6 requests/s has long prompts, which only the large type serves; the large one starts, and its queue needs another."""
+    short, long = Column("short", "short", 1.0, (2.0, 0.0)), Column("long", "long", 6.0, (2.0, 2.0))
+    item = fleet(short, long)
+    item.begin((4.0, 2.0))
+    nothing = Observation(1.0, (4.0, 2.0), 0, {"short": 2, "long": 1}, {"long": 0})
+    assert item.decide(nothing) is None
+    decision = item.decide(Observation(2.0, (4.0, 2.0), 0, {"short": 2}, {"long": 1}))
+    assert decision is not None
+    assert decision.target == {"short": 2, "long": 2}
+
+
 def test_the_queue_of_an_overload_is_not_added_for_twice() -> None:
     item = fleet(SMALL)
     item.begin((4.0,))
