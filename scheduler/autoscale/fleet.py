@@ -8,9 +8,9 @@ In this order:
   late have waited half the TTFT target while nothing starts. Acts at once, on those seconds, without averages. Where they
   exceed what is ready, or nothing is, the queue that grows until another replica is ready counts as load, too, and is not added
   for again until it should be worked off.
-- forecast: every `period_s`, the quantile of the load when a replica asked for now would be ready. What is missing is
-  added cheapest first; where the whole mix chosen anew is cheaper by more than `resolve_gain`, the new types start and
-  the old ones leave when those are ready.
+- forecast: every `period_s`, the quantile of the load when a replica asked for now would be ready. Where it exceeds what is live
+  by more than `forecast_tolerance`, what is missing is added cheapest first; where the whole mix chosen anew is cheaper by
+  more than `resolve_gain`, the new types start and the old ones leave when those are ready.
 - budget: where what is live costs more per hour than it may, the mix within the budget that carries most remains.
 - domains: where what is live stands in too few failure domains, or would carry too little without one of them, the mix of which
   that is not so is started beside it, or in its place where there is no room for both.
@@ -74,6 +74,9 @@ class FleetSettings:
     """Time constant of the buckets' shares."""
     panic_tolerance: float = 1.1
     """Ten seconds may exceed what is live by this factor: arrivals vary."""
+    forecast_tolerance: float = 1.05
+    """The forecast's quantile may exceed what is live by this factor: it is not known more exactly, and what is missing at one plan is
+    often enough at the next."""
     overdue_s: int = 3
     """Seconds in a row with more overdue requests than the SLO tolerates: one long prompt passes."""
     removal_s: float = 60.0
@@ -335,7 +338,7 @@ class Fleet:
         self._note(seen.now_s, ahead.upper)
         live = seen.live
         level = spread(self.columns, load, live)
-        if level.fullest > 1 or self._misses(load, live):
+        if level.fullest > self.settings.forecast_tolerance or self._misses(load, live):
             return self._add(load, live, seen.now_s)
         self.limited = self.exposed = None
         if self._in_too_few_domains(live):

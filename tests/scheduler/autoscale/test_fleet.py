@@ -45,6 +45,16 @@ def test_a_steady_load_decides_nothing_after_the_margin_is_known() -> None:
     assert live == {"small": 3, "big": 0}
 
 
+@pytest.mark.parametrize(("carried", "wanted"), [(1.0, 5), (1.14, 5), (1.15, 4), (1.3, 4)])
+def test_a_small_excess_of_the_forecast_adds_nothing(carried: float, wanted: int) -> None:
+    """A new fleet's margin is 1.2: 4 requests/s are 4.8 at the quantile, which may exceed what four replicas carry by 5 %."""
+    item = fleet(Column("small", "small", 1.0, (carried,)))
+    item.begin((4.0,))
+    live = {"small": 4}
+    driven(item, [4.0] * 40, live)
+    assert live == {"small": wanted}
+
+
 def test_panic_acts_within_a_second_on_ten_seconds_of_load() -> None:
     item = fleet()
     decision = item.decide(seen(1.0, 8.0, {"small": 2, "big": 0}))
