@@ -13,14 +13,14 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 LARGEST_BETA = 0.99  # of the second moment, in a reduced format
 
 
-def _without_integral_floats(value: Any) -> Any:
+def without_integral_floats(value: Any) -> Any:
     """The API server stores 10000.0 as 10000; the same normalization here keeps both forms of an object equal."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     if isinstance(value, dict):
-        return {key: _without_integral_floats(item) for key, item in value.items()}
+        return {key: without_integral_floats(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_integral_floats(item) for item in value]
+        return [without_integral_floats(item) for item in value]
     return value
 
 
@@ -38,7 +38,7 @@ _NUMBERS = {"vocab_size": {"type": "number", "description": "Entries of the voca
 ModelConfig = Annotated[
     dict[str, Any],
     Field(max_length=256, json_schema_extra={"properties": _NUMBERS}),
-    AfterValidator(_without_integral_floats),
+    AfterValidator(without_integral_floats),
     AfterValidator(_with_numbers),
 ]
 

@@ -23,7 +23,7 @@ from busbar.kube.types.training_data import DataSource as DataFields
 from busbar.kube.types.training_engine import TrainingEngine
 from busbar.kube.types.training_job import TrainingJob
 from busbar.kube.types.training_sections import Adapter as AdapterFields
-from busbar.kube.types.training_sections import Order, Sharding
+from busbar.kube.types.training_sections import Order, Sharding, without_integral_floats
 from busbar.workloads.training.errors import InvalidJob
 from busbar.workloads.training.settings import (
     ACROSS,
@@ -75,8 +75,6 @@ _NEUTRAL = {
 }
 
 M = TypeVar("M", bound=BaseModel)
-LARGEST_EXACT = 2.0**53
-"""Whole numbers below it are exact as floats."""
 
 
 def parse_job(manifest: Any) -> TrainingJob:
@@ -250,20 +248,10 @@ def _check_corpus(engine: TrainingEngine, path: str) -> None:
         )
 
 
-def _as_stored(document: Any) -> Any:
-    """With 1000.0, as which YAML's 1e3 is read, as 1000: so does the API server."""
-    if isinstance(document, Mapping):
-        return {key: _as_stored(value) for key, value in document.items()}
-    if isinstance(document, list | tuple):
-        return [_as_stored(value) for value in document]
-    whole = isinstance(document, float) and document.is_integer() and abs(document) < LARGEST_EXACT
-    return int(document) if whole else document
-
-
 def _validated(model: type[M], document: Any, path: str) -> M:
     try:
         # As strict as the API server: by itself pydantic takes true for 1, and texts for numbers.
-        model.model_validate_json(json.dumps(_as_stored(document), default=repr), strict=True)
+        model.model_validate_json(json.dumps(without_integral_floats(document), default=repr), strict=True)
         return model.model_validate(document)
     except ValidationError as problem:
         errors = problem.errors(include_url=False)
