@@ -402,8 +402,12 @@ class Round:
 
     def sync_holds(self) -> bool:
         """Withhold the room of those holders that have no place, and of no others, and give up holds whose room is
-        taken; whether any was given up."""
-        lost = [job for job, hold in self.holds.items() if hold.applied and not hold.has_room]
+        taken; whether any was given up. On trial none is: what took the room may be undone."""
+        lost = [
+            job
+            for job, hold in self.holds.items()
+            if not self._trials and hold.applied and hold.holder.placement is None and not hold.has_room
+        ]
         for job in lost:
             self.holds.pop(job).lift()
         for hold in self.holds.values():

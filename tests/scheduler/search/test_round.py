@@ -185,3 +185,35 @@ def test_only_settled_preemptible_training_moves_for_its_own_good() -> None:
     replica = replace(old, id=JobId("uid-replica"), kind=JobKind.SERVING)
     round_ = _round(cluster(fresh, old, fixed, replica, job("w"), H100=1))
     assert [name for name, one in sorted(round_.assignments.items()) if round_.movable(one)] == ["uid-old"]
+
+
+def test_a_reservation_outlasts_a_trial_that_takes_its_room_and_is_undone() -> None:
+    round_ = _round(cluster(job("first", size=8), job("w", size=4), H100=1))
+    first = round_.assignments[JobId("uid-first")]
+    hold = Collection(round_, first, round_.ranked(first)[0].candidate, {}).hold()
+    assert hold is not None
+    round_.holds[first.job.id] = hold
+    hold.apply()
+    with round_.trial():
+        with lifted(round_.holds.values()):
+            _place(round_, "uid-w")
+        assert not round_.sync_holds()
+    assert hold.applied
+    assert hold.has_room
+    with lifted(round_.holds.values()):
+        _place(round_, "uid-w")
+    assert round_.sync_holds(), "what is kept takes the room"
+    assert not round_.holds
+
+
+def test_a_reservation_is_not_given_up_to_its_own_holder() -> None:
+    round_ = _round(cluster(job("first", size=8), H100=1))
+    first = round_.assignments[JobId("uid-first")]
+    hold = Collection(round_, first, round_.ranked(first)[0].candidate, {}).hold()
+    assert hold is not None
+    round_.holds[first.job.id] = hold
+    hold.apply()
+    with lifted(round_.holds.values()):
+        _place(round_, "uid-first")
+    assert not round_.sync_holds()
+    assert not hold.applied
