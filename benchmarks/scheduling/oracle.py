@@ -21,7 +21,8 @@ from benchmarks.scheduling.parts import shown
 from benchmarks.scheduling.scenario_parts import H, cluster, job
 
 from busbar.scheduler import Node, Policy, Resources, Snapshot, TableView, plan
-from busbar.scheduler.candidates.candidates import Candidate, CandidateBuilder
+from busbar.scheduler.candidates.candidate import Candidate
+from busbar.scheduler.candidates.candidates import CandidateBuilder
 from busbar.scheduler.simulate.metrics import percentile
 
 CASES = 1000

@@ -15,126 +15,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from ..errors import SolverError
 from ..model.plans import DeadlineShare, Objective, Policy
-from ..model.snapshot import Job, JobId, JobKind, Placement, Pool, Resources, Snapshot
-from ..model.table import Estimate, TableView, named_nodes
+from ..model.snapshot import Job, JobId, JobKind, Placement, Pool, Snapshot
+from ..model.table import TableView, named_nodes
 from . import makespan
+from .candidate import Candidate, Form, Options, SharedCandidates, on_nodes
 from .capped import PowerCaps
 from .draw import Draws
 from .value import makespan_value, urgent_value, weight
+from .ways import Way, per_pod_on, ways_of
 
-FEWER_NODES_GAIN = 0.02
-"""Fewer nodes are a candidate of their own if they are faster by this part: less is noise (`learning.STEADY`)."""
 NEARLY_FREE = 0.01
 """Objective cost: a pool without a price counts as this part of the dearest, so that free pools still differ
 by speed."""
-
-
-@dataclass(unsafe_hash=True, slots=True)
-class Candidate:
-    """One way to run a job. `value` is per hour; 1.0 of it is one job of weight 1 at its best speed.
-
-    Never changed once it is made, like all candidates and options: `frozen` would make a plan's many seven times as slow
-    to build.
-    """
-
-    pool: str
-    accelerator: str
-    mode: str
-    pods: int
-    per_pod: Resources
-    speed: float
-    """Work units per second (mean)."""
-    value: float
-    watts: float
-    draw_w: int = 0
-    """What each pod adds to its power domains; 0 where none limits."""
-    nodes: int = 0
-    """Different nodes that it may stand on at most; 0: any number, at the speed of the most that are known."""
-    link: str = ""
-    """Link class of the pool."""
-    power_cap: float = 1.0
-    """As in `Placement`; below 1, only on nodes that `capped.py` allows."""
-
-    @property
-    def accelerators_m(self) -> int:
-        return self.pods * self.per_pod.accelerators_m
-
-    @property
-    def form(self) -> Form:
-        """What tells it from other candidates of a job."""
-        return self.pool, self.mode, self.pods, self.per_pod, self.nodes, self.power_cap
-
-    def placed(self, nodes: tuple[str, ...], devices: tuple[int, ...] = ()) -> Placement:
-        """This candidate on these nodes, shares on these devices of them (one per rank)."""
-        return Placement(
-            self.pool,
-            self.accelerator,
-            self.mode,
-            nodes,
-            self.per_pod,
-            devices,
-            self.draw_w,
-            self.link,
-            self.power_cap,
-        )
-
-
-Sizes = tuple[tuple[str, int], ...]
-Form = tuple[str, str, int, Resources, int, float]
-"""Pool, mode, pods, what each requests, nodes, power cap."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedCandidates:
-    """What jobs with the same request have in common: candidates worth `value` per unit of weight."""
-
-    candidates: tuple[Candidate, ...]
-    best_speed: float
-    excluded: tuple[str, ...]
-    sizes: Sizes
-    """The different (accelerator, amount) of the candidates."""
-
-
-@dataclass(unsafe_hash=True, slots=True)
-class Options:
-    """All candidates of a job, best value first, and the scale of their values."""
-
-    job: Job
-    candidates: tuple[Candidate, ...]
-    weight: float
-    best_speed: float
-    shared: SharedCandidates
-
-    @property
-    def excluded(self) -> tuple[str, ...]:
-        """Why no candidate is left: "accelerator", "tenant", "memory" (in the order of the checks)."""
-        return self.shared.excluded
-
-    @property
-    def sizes(self) -> Sizes:
-        """The different (accelerator, amount) of the candidates."""
-        return self.shared.sizes
-
-    def listed(self, placement: Placement) -> Candidate | None:
-        """The candidate that a placement is an instance of; None: it is of another size, or the job could not be
-        started like this today."""
-        found: list[Candidate] = []
-        for candidate in self.candidates:
-            if (
-                candidate.pool == placement.pool
-                and candidate.mode == placement.mode
-                and candidate.pods == placement.pods
-                and candidate.per_pod == placement.per_pod
-                and candidate.power_cap == placement.power_cap
-            ):
-                if not candidate.nodes and not found:
-                    return candidate  # most jobs: no speed is known by nodes
-                found.append(candidate)
-        return on_nodes(found, len(set(placement.nodes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,44 +40,6 @@ class Listed:
     """Seconds until all of them are done."""
     last_s: float
     """When the last of them was submitted."""
-
-
-def on_nodes(candidates: Iterable[Candidate], nodes: int = 0) -> Candidate | None:
-    """Of candidates that differ in nodes, the one for fewest that may stand on so many (0: for fewest of all)."""
-    able = [one for one in candidates if not (nodes and one.nodes) or one.nodes >= nodes]
-    return min(able, key=lambda one: one.nodes or sys.maxsize, default=None)
-
-
-def per_pod_on(job: Job, pool: Pool, estimate: Estimate | None) -> Resources:
-    """What one pod of the job requests in this pool."""
-    found = _request(job.per_pod, pool)
-    if estimate is None or not estimate.host_memory_mib:
-        return found
-    return replace(
-        found, memory_mib=max(found.memory_mib, estimate.host_memory_mib + job.more_host_memory_mib)
-    )
-
-
-@lru_cache(maxsize=4096)
-def _request(ask: Resources, pool: Pool) -> Resources:
-    if pool.is_cpu:
-        cpu_m = ask.cpu_m or -(-ask.accelerators_m * pool.unit_m // 1000)
-        return replace(ask, accelerators_m=pool.cpu_accelerators_m(cpu_m), cpu_m=cpu_m)
-    devices_m = ask.accelerators_m
-    if not (pool.shareable and devices_m < 1000):
-        devices_m = -(-devices_m // 1000) * 1000
-    return replace(ask, accelerators_m=devices_m, cpu_m=ask.cpu_m or devices_m * pool.cpu_m // 1000)
-
-
-def pod_counts(job: Job) -> tuple[int, ...]:
-    """Numbers of pods that are candidates: the smallest, doublings, the largest. Others are made where they are
-    needed (`CandidateBuilder.sized`)."""
-    sizes = [job.min_pods]
-    while sizes[-1] * 2 < job.max_pods:
-        sizes.append(sizes[-1] * 2)
-    if job.max_pods > sizes[-1]:
-        sizes.append(job.max_pods)
-    return tuple(sizes)
 
 
 class CandidateBuilder:
@@ -362,10 +219,10 @@ class CandidateBuilder:
             return ()
         own = [one for one in self._pools if one.name == pool]
         sized = replace(job, min_pods=pods, max_pods=pods, modes=(mode,))
-        found, _ = _speeds(sized, own, self._table, self._largest_m, self._caps)
+        found, _ = ways_of(sized, own, self._table, self._largest_m, self._caps)
         return tuple(self._candidate(one, option.best_speed) for one in found)
 
-    def _candidate(self, found: _Found, best: float) -> Candidate:
+    def _candidate(self, found: Way, best: float) -> Candidate:
         pool, mode, pods, per_pod, nodes, cap, estimate = found
         speed, watts = estimate.speed, estimate.watts
         value = self._value(pool, pods * per_pod.accelerators_m, speed / best)
@@ -421,7 +278,7 @@ class CandidateBuilder:
         )
 
     def _build(self, job: Job) -> SharedCandidates:
-        found, excluded = _speeds(job, self._pools, self._table, self._largest_m, self._caps)
+        found, excluded = ways_of(job, self._pools, self._table, self._largest_m, self._caps)
         best = max((estimate.speed for *_, estimate in found), default=0.0)
         candidates = [self._candidate(one, best) for one in found]
         self._differ_in_nodes = self._differ_in_nodes or any(c.nodes for c in candidates)
@@ -464,10 +321,6 @@ def _scaled(c: Candidate, weight: float) -> Candidate:
     )
 
 
-_Found = tuple[Pool, str, int, Resources, int, float, Estimate]
-"""Pool, mode, pods, what each requests, nodes (`Candidate.nodes`), power cap, and speed."""
-
-
 def _largest_m(snapshot: Snapshot) -> dict[str, int]:
     """Accelerators of each pool's largest node."""
     cpu = {pool.name: pool for pool in snapshot.pools if pool.is_cpu}
@@ -477,105 +330,3 @@ def _largest_m(snapshot: Snapshot) -> dict[str, int]:
         size_m = cpu[node.pool].cpu_accelerators_m(own.cpu_m) if node.pool in cpu else own.accelerators_m
         found[node.pool] = max(found.get(node.pool, 0), size_m)
     return found
-
-
-def _by_nodes(
-    job: Job, pool: Pool, mode: str, pods: int, table: TableView, largest_m: int
-) -> list[tuple[int, Estimate]]:
-    """How fast a number of pods is by nodes (0: any number), as far as fewer are faster by `FEWER_NODES_GAIN`."""
-    size = pods * per_pod_on(job, pool, None).accelerators_m
-    bounds = [0]
-    if pods > 1 and size > 1000:
-        fewest = -(-pods // max(1, largest_m * pods // size))
-        counts = table.node_counts(job.workload_class, mode, job.tenant)
-        bounds += [count for count in reversed(counts) if fewest <= count < pods]
-    found: list[tuple[int, Estimate]] = []
-    for bound in bounds:
-        nodes = named_nodes(size, bound or pods)
-        estimate = table.estimate(job.workload_class, pool.key, mode, size, job.tenant, nodes=nodes)
-        if estimate is None or estimate.speed <= 0:
-            continue
-        if pool.memory_mib and not pool.is_cpu and estimate.memory_mib > pool.memory_mib:
-            continue
-        if not found or estimate.speed > found[-1][1].speed * (1 + FEWER_NODES_GAIN):
-            found.append((bound, estimate))
-    if len(bounds) == 1:
-        return found
-    # Power domains count the same watts wherever the pods stand (`draw.py`).
-    general = table.estimate(job.workload_class, pool.key, mode, size, job.tenant)
-    if general is None:
-        return found
-    return [(bound, replace(estimate, watts=general.watts)) for bound, estimate in found]
-
-
-def _speeds(
-    job: Job, pools: list[Pool], table: TableView, largest_m: Mapping[str, int], caps: PowerCaps
-) -> tuple[list[_Found], tuple[str, ...]]:
-    found: list[_Found] = []
-    typed = [p for p in pools if _type_allowed(job, p)]
-    allowed = [p for p in typed if p.tenants is None or job.tenant in p.tenants]
-    useful = [pool for pool in allowed if job.uses_all(pool)]
-    for pool in useful:
-        for mode in job.modes:
-            for pods in pod_counts(job):
-                for nodes, estimate in _by_nodes(job, pool, mode, pods, table, largest_m.get(pool.name, 0)):
-                    per_pod = per_pod_on(job, pool, estimate)
-                    ways = () if nodes else caps.nodes(pool, pods, per_pod.accelerators_m)
-                    under = (
-                        caps.of(job, pool, mode, pods, per_pod.accelerators_m, estimate, table)
-                        if ways
-                        else ()
-                    )
-                    capped: list[_Found] = [
-                        (pool, mode, pods, per_pod, way, cap, each) for way in ways for cap, each in under
-                    ]
-                    if not capped or job.power_cap == 1:
-                        found.append((pool, mode, pods, per_pod, nodes, 1.0, estimate))
-                    found += capped
-    if found:
-        return found, ()
-    if not typed:
-        return found, ("accelerator",)
-    if not allowed:
-        return found, ("tenant",)
-    return found, ("memory" if useful else "devices",)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryNeed:
-    """Device memory that is nearest to fitting."""
-
-    accelerator: str
-    mode: str
-    needed_mib: int
-    has_mib: int
-
-
-def nearest_memory(job: Job, pools: Iterable[Pool], table: TableView) -> MemoryNeed | None:
-    """Where and in which mode the job comes nearest to fitting the device memory; None: memory excludes it
-    nowhere, or what it needs is not known."""
-    best: MemoryNeed | None = None
-    for pool in sorted(pools, key=lambda pool: (-pool.memory_mib, pool.name)):
-        allowed = _type_allowed(job, pool) and (pool.tenants is None or job.tenant in pool.tenants)
-        if not allowed or pool.is_cpu or not pool.memory_mib:
-            continue
-        for mode in job.modes:
-            for pods in pod_counts(job):
-                size = pods * per_pod_on(job, pool, None).accelerators_m
-                need = table.memory_mib(job.workload_class, pool.key, mode, size, job.tenant)
-                found = MemoryNeed(pool.accelerator, mode, need, pool.memory_mib)
-                if need > pool.memory_mib and (best is None or _nearer(found, best)):
-                    best = found
-    return best
-
-
-def _nearer(one: MemoryNeed, other: MemoryNeed) -> bool:
-    return one.needed_mib * other.has_mib < other.needed_mib * one.has_mib
-
-
-def _type_allowed(job: Job, pool: Pool) -> bool:
-    if job.pools and pool.name not in job.pools:
-        return False
-    if job.accelerators and pool.accelerator not in job.accelerators:
-        return False
-    return job.per_pod.accelerators_m > 0 or pool.is_cpu

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from ..model.plans import Price
 from ..model.snapshot import JobId
-from .candidates import Candidate
+from .candidate import Candidate
 from .watt_market import WattLimit, Watts, sweep
 
 Floats = NDArray[np.float64]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from operator import attrgetter
 
-from ..candidates.candidates import Candidate, nearest_memory
+from ..candidates.candidate import Candidate
+from ..candidates.ways import nearest_memory
 from ..fairness.quota import Right
 from ..model.plans import Change, Closed, Extent, Holder, WaitCode, WaitingRecord
 from ..model.snapshot import Job

@@ -39,7 +39,7 @@ from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..fairness.quota import EPS, Right
 from ..model.alike import LABEL
 from ..model.plans import Change

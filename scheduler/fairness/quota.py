@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 
-from ..candidates.candidates import Options, Sizes
+from ..candidates.candidate import Options, Sizes
 from ..model.plans import Policy, WaitCode
 from ..model.snapshot import Quota, Snapshot, Tenant, User
 from ..model.table import TableView

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..candidates.candidates import Candidate, SharedCandidates
+from ..candidates.candidate import Candidate, SharedCandidates
 
 
 class WorkRates:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..model.snapshot import Job, Node, Placement, Pool, Snapshot
 from .demand_mix import DemandMix
 from .feeds import LATER, NOW, Feeds, Lack

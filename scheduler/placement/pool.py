@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..model.snapshot import Job, Node, Placement, Pool, Resources
 from . import sharing
 from .demand_mix import request_of

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..candidates.watt_market import WattLimit
 from .cluster import Cluster
 from .feeds import EMPTY, Chain, Feeds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..fairness.quota import Right
 from ..model.plans import Action, ActionKind
 from ..model.snapshot import JobId, Placement

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..candidates.value import SHORTEST_H, remaining_s
 from ..fairness.quota import Right
 from ..model.snapshot import Job

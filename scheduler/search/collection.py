@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..fairness.quota import Right
 from ..model.snapshot import JobId, JobKind
 from ..placement.pool import request

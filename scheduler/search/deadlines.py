@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..candidates.deadlines import Asked, Way, shares
 from ..model.plans import DeadlineShare
 from ..model.snapshot import Job, JobKind

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from .claim import Claim, hours_left
 from .proposal import propose
 from .queues import request_of

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..model.snapshot import Placement
 from ..placement.feeds import NOW
 from ..placement.pool import request

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from .claim import Claim
 from .holds import lifted
 from .levels import Levels

@@ -14,7 +14,7 @@ long and need 2 to 4 % fewer accelerator-hours.
 
 from __future__ import annotations
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from .migration import pays
 from .queues import request_of
 from .round import Round

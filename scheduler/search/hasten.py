@@ -12,7 +12,7 @@ It takes nothing from other tenants; what the job's tenant is entitled to it get
 
 from __future__ import annotations
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..model.plans import DeadlineShare
 from .claim import Claim
 from .proposal import propose

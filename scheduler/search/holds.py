@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Se
 from contextlib import contextmanager
 from operator import is_
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..model.snapshot import JobId, Placement, Reservation
 from ..placement.feeds import LATER, NOW, Feeds
 from ..placement.pool import PoolNodes, request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..fairness.work import WorkRates
 from ..model.snapshot import JobKind, Placement
 from .round import Place, Round, Trial, place_of

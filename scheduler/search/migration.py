@@ -15,7 +15,7 @@ percentile by 3 %.
 
 from __future__ import annotations
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from .claim import Claim, hours_left, offered, own_charge
 from .proposal import propose
 from .round import Round

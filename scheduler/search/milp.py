@@ -25,7 +25,7 @@ import math
 from dataclasses import dataclass, field
 
 from .. import highs
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..fairness.quota import limit
 from ..model.plans import Policy
 from ..model.snapshot import Placement, Quota

@@ -61,7 +61,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from ..candidates.candidates import Candidate, SharedCandidates
+from ..candidates.candidate import Candidate, SharedCandidates
 from ..fairness.quota import Right
 from ..model.plans import Action
 from ..model.snapshot import Job, JobId, JobKind, Placement, Reservation

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from operator import itemgetter
 from typing import TypeVar, cast
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..candidates.value import remaining_s
 from ..fairness.quota import Right
 from ..model.snapshot import Job, JobId, JobKind, Placement, Snapshot

@@ -8,7 +8,7 @@ types, of which it may hold more, and leaves the fast ones to those whom they he
 
 from __future__ import annotations
 
-from ..candidates.candidates import Candidate, SharedCandidates
+from ..candidates.candidate import Candidate, SharedCandidates
 from ..fairness.quota import EPS, Right
 from .holds import Hold
 from .state import Assignment, PlanningState, RankedCandidate

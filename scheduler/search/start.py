@@ -28,7 +28,7 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import cast
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..fairness.quota import Right
 from ..model.snapshot import Job, JobId, JobKind, Resources
 from ..placement.pool import request

@@ -20,7 +20,8 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from ..candidates.candidates import Candidate, CandidateBuilder, Options, SharedCandidates
+from ..candidates.candidate import Candidate, Options, SharedCandidates
+from ..candidates.candidates import CandidateBuilder
 from ..candidates.prices import Market, solve
 from ..fairness.quota import Holdings
 from ..model.plans import DeadlineShare, Policy, RecordIndex

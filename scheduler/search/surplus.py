@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import ge
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..fairness.quota import EPS, Right
 from .claim import Claim
 from .elastic import partial_victim

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..model.snapshot import Resources
 from .claim import own_charge
 from .growth import wanted_pools

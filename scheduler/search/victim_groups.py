@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..model.snapshot import JobId
 from ..placement.pool import PoolNodes
 from ..placement.sharing import leaving

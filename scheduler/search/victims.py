@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..model.snapshot import JobId
 from ..placement.pool import PoolNodes, request
 from .victim_groups import Floats, Ints, NodeOffer, Victim, VictimGroup, by_cost

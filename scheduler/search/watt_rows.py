@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from .. import highs
-from ..candidates.candidates import Candidate
+from ..candidates.candidate import Candidate
 from ..model.snapshot import Placement
 from ..placement.feeds import NOW, Chain, Feeds
 from ..placement.pool import PoolNodes

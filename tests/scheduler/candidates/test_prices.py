@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from busbar.scheduler.candidates.candidates import Candidate
+from busbar.scheduler.candidates.candidate import Candidate
 from busbar.scheduler.candidates.prices import solve
 from busbar.scheduler.candidates.watt_market import WattLimit
 from busbar.scheduler.highs import Program
