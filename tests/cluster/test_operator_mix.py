@@ -102,8 +102,9 @@ async def test_a_service_over_three_types_follows_quota_prices_cordons_drains_an
         for name in drained:
             await cluster.client.delete(PODS, name, cluster.namespace)
         status = await load.until(7 * each, settled(lambda found: found == {"own": 4, "b": 4}))
-        nodes = next(cond for cond in status["conditions"] if cond["type"] == "NodeShortage")
-        assert nodes["status"] == "False"
+        shortage = [cond["status"] for cond in status["conditions"] if cond["type"] == "NodeShortage"]
+        # A replica has waited for the cordoned nodes, or was asked for elsewhere at once.
+        assert shortage in ([], ["False"])
 
         for i in range(2):
             await cluster.client.patch(NODES, f"{c}-{i}", {"spec": {"unschedulable": None}})
