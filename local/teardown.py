@@ -15,13 +15,15 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from busbar.local import build, cgroups
+from busbar.local import build, cgroups, paths
 from busbar.local.errors import InstanceError
 from busbar.local.instance import Instance, folder, load, running, start_ticks
 from busbar.local.progress import say, step
 
 STOP_TIMEOUT_S = 60.0
 GONE_TIMEOUT_S = 20.0
+DELETED = ".deleted"
+"""Folder beside those of the instances: it holds those that are being deleted."""
 
 
 def down(name: str, *, purge: bool) -> None:
@@ -32,6 +34,8 @@ def down(name: str, *, purge: bool) -> None:
     """
     instance = load(name)
     if instance is None:
+        if purge:
+            remove_deleted(name)
         say(f"no instance called {name!r} was started here")
         return
     # An `up` that is still running would restart the parts that are stopped here.
@@ -100,11 +104,29 @@ def strays(instance: Instance) -> list[int]:
 
 
 def delete_data(instance: Instance) -> None:
-    """Delete the instance's folder.
+    """Delete the instance's folder. It is moved away first, so that a start after a deletion that was interrupted does not
+    meet what is left of it.
 
     Raises:
         InstanceError: it still runs.
     """
     if running(instance.name) is not None:
         raise InstanceError(f"{instance.name} still runs")
-    shutil.rmtree(folder(instance.name))
+    remove_deleted(instance.name)
+    target = _deleted(instance.name)
+    target.parent.mkdir(mode=0o700, exist_ok=True)
+    folder(instance.name).rename(target)
+    remove_deleted(instance.name)
+
+
+def remove_deleted(name: str) -> None:
+    """Remove what is left of an instance whose deletion was begun."""
+    target = _deleted(name)
+    if target.exists():
+        shutil.rmtree(target)
+    with suppress(OSError):  # there is none, or others are being deleted
+        target.parent.rmdir()
+
+
+def _deleted(name: str) -> Path:
+    return paths.data() / DELETED / name

@@ -1,14 +1,15 @@
-"""Ending an instance while an `up` of it still runs."""
+"""Ending an instance while an `up` of it still runs, and a deletion that is interrupted."""
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
 from busbar.local import build, teardown
-from busbar.local.instance import Instance
+from busbar.local.instance import Instance, load, names
 
 
 def test_down_waits_for_an_up_that_is_still_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,3 +37,26 @@ def test_down_waits_for_an_up_that_is_still_at_work(tmp_path: Path, monkeypatch:
     down.join(20)
     assert happened == ["up ended", "stopped"]
     assert not instance.folder.exists()
+
+
+def test_a_start_after_a_deletion_that_was_interrupted_meets_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    instance = Instance("try", 64, 30080, 30081)
+    instance.save()
+    (instance.folder / "volumes").mkdir()
+
+    def interrupted(path: Path) -> None:
+        (path / "volumes").rmdir()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            teardown.delete_data(instance)
+    assert load("try") is None
+    assert names() == []
+    assert not instance.folder.exists()
+    teardown.down("try", purge=True)
+    assert list((tmp_path / "busbar").iterdir()) == []
