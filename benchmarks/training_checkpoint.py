@@ -41,6 +41,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from benchmarks.progress import show
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from busbar.workloads.machine.checksum import LIBRARY
@@ -287,10 +288,7 @@ def turns(count: int, rows: dict[str, Row]) -> Iterator[tuple[int, dict[str, Row
     for turn in range(count + 1):
         yield turn, (rows if turn else {})
         left = (time.monotonic() - started) / (turn + 1) * (count - turn)
-        bar = "#" * (20 * turn // count)
-        sys.stderr.write(f"\r[{bar:<20}] turn {turn} of {count}, {left:.0f} s left ")
-        sys.stderr.flush()
-    sys.stderr.write("\n")
+        show(f"{left:.0f} s left", turn, count)
 
 
 def summary(rows: dict[str, Row]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.progress import show
 from tests.training.crash import (
     Point,
     start_gang,
@@ -206,9 +207,7 @@ def main() -> None:
         text = report(kills, attempts, given)
         if given.output is not None:  # after every kill, so that nothing is lost when this is interrupted
             given.output.write_text(text)
-        done = len(kills) * 40 // given.kills
-        sys.stderr.write(f"\r[{'#' * done}{' ' * (40 - done)}] {len(kills)} of {given.kills} kills")
-        sys.stderr.flush()
+        show("kills", len(kills), given.kills)
     shutil.rmtree(place)
     sys.stdout.write(text)
 

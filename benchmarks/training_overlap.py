@@ -45,6 +45,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.progress import show
 
 from busbar.scheduler.fit.timeline import GroupWork, Rates, step_time
 from busbar.workloads.machine.streams import CallerStream, Streams, WorkerStream
@@ -409,7 +410,7 @@ def take_turns(ways: dict[str, Any], given: argparse.Namespace, what: str) -> di
             found[name]["seconds"].append(statistics.mean(way.seconds[FILLING:]))
             found[name]["cpuSeconds"].append(statistics.mean(way.cpu[FILLING:]))
         left = (time.monotonic() - started) / (turn + 1) * (given.turns - turn - 1)
-        progress((turn + 1) / given.turns, f"{what}: turn {turn + 1} of {given.turns}, {left:.0f} s left")
+        show(f"{what}, {left:.0f} s left", turn + 1, given.turns)
     return found
 
 
@@ -440,11 +441,6 @@ def row(
         "blockingToGatedThreeSlots": pairs(times, "blocking", "gated, three slots", "seconds"),
         "turns": {name: each["seconds"] for name, each in times.items()},
     }
-
-
-def progress(share: float, what: str) -> None:
-    sys.stderr.write(f"\r[{'#' * int(20 * share):<20}] {what:<60}")
-    sys.stderr.flush()
 
 
 def main() -> None:

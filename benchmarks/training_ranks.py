@@ -41,6 +41,7 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.gang_here import run_gang
+from benchmarks.progress import show
 from benchmarks.result import circumstances, publish
 
 from busbar.scheduler.fit.exchange import Links
@@ -177,8 +178,7 @@ def measure_link(gang: Gang, rounds: int, steps: int, share: float, schedule: st
             for found in seconds.values():
                 found.clear()
         if gang.rank == 0:
-            sys.stderr.write(f"\rround {turn} of {rounds}")
-            sys.stderr.flush()
+            show("rounds", turn, rounds)
     medians = {key: statistics.median(found) for key, found in seconds.items()}
     return {
         "exchangeSeconds": exchange,
@@ -252,8 +252,7 @@ def measure(gang: Gang, rounds: int, steps: int) -> dict[str, Any]:
                     cpu[name].append(time.process_time() - used)
         number += steps
         if gang.rank == 0:
-            sys.stderr.write(f"\rround {turn} of {rounds}")
-            sys.stderr.flush()
+            show("rounds", turn, rounds)
     return {
         name: {
             "secondsPerStep": statistics.median(wall[name]),
@@ -320,8 +319,7 @@ def measure_predictions(gang: Gang, rounds: int, steps: int) -> dict[str, Any]:
                 slowest = max(gang.gather(seconds))
                 row["rounds"].append([said.step_s, slowest, said.exposed_s])
             if gang.rank == 0:
-                sys.stderr.write(f"\r{gang.size} ranks, round {turn + 1} of {rounds}: {sharding:<20}")
-                sys.stderr.flush()
+                show(f"{gang.size} ranks, {sharding}", turn + 1, rounds)
     return found
 
 

@@ -27,8 +27,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.progress import show
 from benchmarks.result import circumstances, publish
-from benchmarks.training_state import corpus, document, open_trainer, progress
+from benchmarks.training_state import corpus, document, open_trainer
 
 from busbar.workloads.training.packing import Packed
 from busbar.workloads.training.settings import EXACT
@@ -56,7 +57,7 @@ def run(recipe: str | None, seed: int, steps: int, train: Any, held_out: Any) ->
     tokens, begun = 0, time.process_time()
     for step in range(steps):
         tokens += trainer.step(data).tokens
-        progress(f"{recipe or 'whole'}, seed {seed}", step + 1, steps)
+        show(f"{recipe or 'whole'}, seed {seed}", step + 1, steps)
     seconds = time.process_time() - begun
     bits = bits_per_byte(trainer, held_out)
     trainer.close()

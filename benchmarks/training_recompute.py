@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from benchmarks.progress import say, show
 
 from busbar.workloads.training.activations import LiveBytes, known_tensors
 from busbar.workloads.training.choice import make_plan
@@ -119,7 +120,7 @@ class Case:
             middle = (good + bad) // 2
             fits = first_that_fits(self.demand(middle, activations, tiles), self.limits, "resident")
             good, bad = (middle, bad) if fits else (good, middle)
-            progress(
+            say(
                 f"longest sequence with activations {activations}, {tiles.words} in tiles: between {good} and {bad}"
             )
         return good
@@ -183,7 +184,7 @@ def measure(ways: Mapping[str, Step], rounds: int) -> tuple[dict[str, Any], dict
             if turn:
                 wall[name].append(time.monotonic() - started)
                 used[name].append(time.process_time() - before)
-            progress(f"round {turn} of {rounds}: {name}")
+            show(f"turn {turn} of {rounds}: {name}", turn, rounds)
     rows = {
         name: {
             "secondsPerStep": round(statistics.median(wall[name]), 4),
@@ -214,7 +215,7 @@ def run_beside(
     name: str, case: Case, rounds: int, label: str, activations: str, tiles: Tiles
 ) -> dict[str, Any]:
     """What other activations or another form of the loss add to recomputed activations and whole logits."""
-    sys.stderr.write(f"\n{name}, {label}\n")
+    say(f"{name}, {label}")
     recomputed, longer = case.longest(RECOMPUTE), case.longest(activations, tiles)
     before, before_trainer = case.engine(recomputed, RECOMPUTE)
     after, after_trainer = case.engine(recomputed, activations, tiles)
@@ -245,7 +246,7 @@ def run_beside(
 
 def gradient_errors(tokens: int = 8192) -> dict[str, Any]:
     """How far gradients of MLPs in bfloat16 are from those of the same weights in float32, with and without tiles."""
-    sys.stderr.write("\nerrors of gradients\n")
+    say("errors of gradients")
     case = Case(4, 512, 4096)
     batch, found = torch.from_numpy(case.data(tokens).batch(0, 1)), dict[str, list[torch.Tensor]]()
     recipe = replace(open_model(case.spec(tokens, KEEP), None, case.vocabulary, 0), dtype=torch.bfloat16)
@@ -259,7 +260,7 @@ def gradient_errors(tokens: int = 8192) -> dict[str, Any]:
         model.load_state_dict(weights)
         model(input_ids=batch, labels=batch, use_cache=False).loss.backward()
         found[name] = [p.grad.double() for key, p in model.named_parameters() if ".mlp." in key]
-        progress(name)
+        say(name)
 
     def error(name: str) -> float:
         off = sum(float((a - b).square().sum()) for a, b in zip(found[name], found["exact"], strict=True))
@@ -269,7 +270,7 @@ def gradient_errors(tokens: int = 8192) -> dict[str, Any]:
 
 
 def run_case(name: str, case: Case, rounds: int) -> dict[str, Any]:
-    sys.stderr.write(f"\n{name}\n")
+    say(name)
     kept, recomputed = case.longest(KEEP), case.longest(RECOMPUTE)
     keeping, kept_trainer = case.engine(kept, KEEP)
     again, again_trainer = case.engine(kept, RECOMPUTE)
@@ -314,11 +315,6 @@ def run_case(name: str, case: Case, rounds: int) -> dict[str, Any]:
             at_long, "engine, recomputed", "transformers, gradient checkpointing"
         ),
     }
-
-
-def progress(text: str) -> None:
-    sys.stderr.write(f"\r{text:<100}")
-    sys.stderr.flush()
 
 
 def main() -> None:

@@ -39,9 +39,10 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.progress import show
 from benchmarks.result import circumstances, publish
 from benchmarks.training_overlap import CPU, VOCABULARY, PacedRecipe, Size
-from benchmarks.training_streaming import ReadyPace, progress
+from benchmarks.training_streaming import ReadyPace
 
 from busbar.workloads.machine.direct_file import ScratchFile, page_memory
 from busbar.workloads.machine.streams import CallerStream
@@ -158,13 +159,13 @@ def rows(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         raw = []
         for turn in range(given.turns):
             what = f"ratio {ratio:g} ({number + 1} of {len(given.ratios)})"
-            progress(what, turn, given.turns)
+            show(what, turn, given.turns)
             for name, way in ways.items():
                 way.steps(1)  # fills the gated schedule
                 seconds[name].append(way.steps(given.steps))
                 way.rest()
             raw.append(raw_seconds(ways[DISK].trainer, folder))
-        progress(what, given.turns, given.turns)
+        show(what, given.turns, given.turns)
         medians = {name: statistics.median(each) for name, each in seconds.items()}
         raw_s = statistics.median(raw)
         bound = compute_s * 3 / 4 + max(raw_s, compute_s / 4)
@@ -215,7 +216,7 @@ def _limited(size: Size, folder: Path, count: int, told: Any) -> None:
 def limited(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """A process with less memory than state takes the steps of one that has it all in memory."""
     size = Size(given.hidden, given.deep, 8, 2, given.dtype)
-    progress("less memory than state", 0, 2)
+    show("less memory than state", 0, 2)
     context = multiprocessing.get_context("spawn")
     answer, told = context.Pipe(duplex=False)
     child = context.Process(target=_limited, args=(size, folder, 3, told))
@@ -223,11 +224,11 @@ def limited(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     told.close()  # here: if the child dies there is nothing to wait for
     limit, state, losses = answer.recv()
     child.join()
-    progress("less memory than state", 1, 2)
+    show("less memory than state", 1, 2)
     way = Way(MEMORY, size, None, folder)
     way.steps(3)
     way.close()
-    progress("less memory than state", 2, 2)
+    show("less memory than state", 2, 2)
     assert losses == way.losses
     return {
         "limitBytes": limit,

@@ -30,6 +30,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.gang_here import run_gang
+from benchmarks.progress import say
 
 from busbar.workloads.training.choice import make_plan
 from busbar.workloads.training.job import parse_engine
@@ -100,7 +101,7 @@ def train(ranks: Ranks, tokens: int, steps: int) -> dict[str, Any]:
 
 def run(ranks: int, tokens: int, steps: int) -> dict[str, Any]:
     """One row: CPU seconds over all ranks, the rest of the rank that has most."""
-    sys.stderr.write(f"\r{ranks} ranks, {tokens:,} tokens" + " " * 40)
+    say(f"{ranks} ranks, {tokens:,} tokens")
     every = [train(Alone(), tokens, steps)] if ranks == 1 else run_gang(ranks, train, tokens, steps)
     most = max(each["measuredActivationBytes"] for each in every)
     sent = every[0]["sentBytesPerStep"]
@@ -141,7 +142,7 @@ def longest(ranks: int) -> int:
         asked = spec(middle, ranks)
         demand = measure_demand(open_model(asked, None, VOCABULARY, 0), asked, CPU, ranks)
         good, bad = (middle, bad) if first_that_fits(demand, limits, "resident") else (good, middle)
-        sys.stderr.write(f"\rlongest sequence of {ranks} ranks: between {good:,} and {bad:,}" + " " * 20)
+        say(f"longest sequence of {ranks} ranks: between {good:,} and {bad:,}")
     return good
 
 

@@ -35,6 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.progress import show
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -258,11 +259,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for done in range(whole):
             way = list(WAYS)[done % len(WAYS)]
-            bar = "#" * (20 * done // whole)
-            sys.stderr.write(f"\r[{bar:<20}] {done} of {whole}: {way:<48}")
-            sys.stderr.flush()
             measured[way].append(run_pair(way, given.steps, Path(folder)))
-    sys.stderr.write(f"\r[{'#' * 20}] {whole} of {whole}{'':<52}\n")
+            show(way, done + 1, whole)
     document = {
         "command": f"python benchmarks/training_shards.py --rounds {given.rounds} --steps {given.steps}",
         "date": datetime.now(UTC).date().isoformat(),

@@ -30,6 +30,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.progress import show
 from benchmarks.result import circumstances, publish
 
 from busbar.workloads.training.choice import make_plan
@@ -95,7 +96,7 @@ def losses_of(state: str, seed: int, given: argparse.Namespace, text: np.ndarray
     losses = []
     for step in range(given.steps):
         losses.append(trainer.step(data).loss)
-        progress(f"{state}, seed {seed}", step + 1, given.steps)
+        show(f"{state}, seed {seed}", step + 1, given.steps)
     trainer.close()
     return {"trainer": trainer, "loss": statistics.fmean(losses[-given.last :])}
 
@@ -175,7 +176,7 @@ def updates(given: argparse.Namespace) -> dict[str, Any]:
                 trainers[name].drain()
             if turn:
                 seconds[name].append(time.process_time() - begun)
-        progress("updates", turn, given.turns)
+        show("updates", turn, given.turns)
     medians = {name: statistics.median(each) for name, each in seconds.items()}
     parameters = sum(flat.length for flat in trainers[EXACT].groups)
     for trainer in trainers.values():
@@ -196,13 +197,6 @@ def updates(given: argparse.Namespace) -> dict[str, Any]:
         "linkBytesPerStep": link,
         "linkToExact": {state: round(link[state] / link[EXACT], 4) for state in FORMATS},
     }
-
-
-def progress(what: str, done: int, whole: int) -> None:
-    width = 30 * done // whole
-    end = "\n" if done == whole else ""
-    sys.stderr.write(f"\r{what:<20} [{'#' * width}{'.' * (30 - width)}] {done}/{whole}{end}")
-    sys.stderr.flush()
 
 
 def main() -> None:

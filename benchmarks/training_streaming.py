@@ -40,6 +40,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.progress import show
 from benchmarks.result import circumstances, publish
 from benchmarks.training_overlap import CPU, VOCABULARY, Link, Pace, PacedRecipe, Size, sleep_until
 
@@ -207,14 +208,14 @@ def rows(given: argparse.Namespace) -> dict[str, Any]:
         seconds: dict[str, list[float]] = {name: [] for name in WAYS}
         cpu: dict[str, list[float]] = {name: [] for name in WAYS}
         for turn in range(given.turns):
-            progress(f"ratio {ratio:g} ({number + 1} of {len(given.ratios)})", turn, given.turns)
+            show(f"ratio {ratio:g} ({number + 1} of {len(given.ratios)})", turn, given.turns)
             for name, way in ways.items():
                 way.steps(1)  # fills the gated schedule
                 wall, used = way.steps(given.steps)
                 seconds[name].append(wall)
                 cpu[name].append(used)
                 way.rest()
-        progress(f"ratio {ratio:g} ({number + 1} of {len(given.ratios)})", given.turns, given.turns)
+        show(f"ratio {ratio:g} ({number + 1} of {len(given.ratios)})", given.turns, given.turns)
         found[f"ratio {ratio:g}"] = row(ways, seconds, cpu, link, weights, pace.forward_s, len(inner))
     least = min(len(way.losses) for way in ways.values())
     for name, way in ways.items():
@@ -297,10 +298,10 @@ def pair_rows(
                 link.bytes_per_s = bytes_ / (pace.forward_s * ratio)
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(given.turns):
-            progress(f"{title} ({number + 1} of {len(given.ratios)})", turn, given.turns)
+            show(f"{title} ({number + 1} of {len(given.ratios)})", turn, given.turns)
             for name, way in ways.items():
                 seconds[name].append(way.steps(given.steps)[0])
-        progress(f"{title} ({number + 1} of {len(given.ratios)})", given.turns, given.turns)
+        show(f"{title} ({number + 1} of {len(given.ratios)})", given.turns, given.turns)
         medians = {name: statistics.median(each) for name, each in seconds.items()}
         found[f"ratio {ratio:g}"] = {
             "secondsPerStep": {name: round(each, 4) for name, each in medians.items()},
@@ -323,7 +324,7 @@ def pair_rows(
 
 def ten_times(given: argparse.Namespace) -> dict[str, Any]:
     """A model whose weights are ten times the device's memory, without pacing."""
-    progress("a model ten times deviceMemory", 0, 1)
+    show("a model ten times deviceMemory", 0, 1)
     size = Size(256, given.deep, 64, 2, given.dtype)
     spec_way = Way("streamed", size, 2, None, None)  # for the sizes alone
     weights = spec_way.demand.model_bytes
@@ -334,7 +335,7 @@ def ten_times(given: argparse.Namespace) -> dict[str, Any]:
     way.close()
     peak = way.trainer.device_arena.peak_bytes
     resident = make_plan(way.demand, MemoryLimits(None, None, True), "resident").device_bytes
-    progress("a model ten times deviceMemory", 1, 1)
+    show("a model ten times deviceMemory", 1, 1)
     return {
         "blocks": given.deep,
         "weightBytes": weights,
@@ -345,13 +346,6 @@ def ten_times(given: argparse.Namespace) -> dict[str, Any]:
         "secondsPerStep": round(wall, 3),
         "losses": way.losses,
     }
-
-
-def progress(what: str, done: int, whole: int) -> None:
-    width = 30 * done // whole
-    end = "\n" if done == whole else ""
-    sys.stderr.write(f"\r{what:<34} [{'#' * width}{'.' * (30 - width)}] {done}/{whole}{end}")
-    sys.stderr.flush()
 
 
 def main() -> None:

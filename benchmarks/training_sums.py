@@ -26,6 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.progress import show
 from benchmarks.result import circumstances, publish
 from benchmarks.training_state import (
     VOCABULARY,
@@ -33,7 +34,6 @@ from benchmarks.training_state import (
     corpus,
     document,
     open_trainer,
-    progress,
 )
 
 from busbar.workloads.training.job import parse_engine
@@ -61,7 +61,7 @@ def run(way: str, seed: int, given: argparse.Namespace, train: Any, held_out: An
         begun = time.process_time()
         losses.append(trainer.step(data).loss)
         seconds.append(time.process_time() - begun)
-        progress(f"{way}, seed {seed}", step + 1, given.steps)
+        show(f"{way}, seed {seed}", step + 1, given.steps)
     found = {
         "loss": statistics.fmean(losses[-given.last :]),
         "heldOutBitsPerByte": bits_per_byte(trainer, held_out),
@@ -101,7 +101,7 @@ def errors(micro_batches: int) -> dict[str, float]:
         model.load_state_dict(weights)
         for done, row in enumerate(rows.split(1)):  # type: ignore[no-untyped-call]
             (model(input_ids=row, labels=row, use_cache=False).loss / micro_batches).backward()
-            progress(f"{way}, {micro_batches} terms", done + 1, micro_batches)
+            show(f"{way}, {micro_batches} terms", done + 1, micro_batches)
         found[way] = torch.cat([each.grad.double().flatten() for each in model.parameters()])
     exact = found.pop("all in float32")
     return {way: round(float((each - exact).norm() / exact.norm()), 5) for way, each in found.items()}

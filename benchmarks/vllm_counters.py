@@ -17,7 +17,6 @@ import math
 import platform
 import random
 import statistics
-import sys
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -25,6 +24,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from benchmarks.progress import show
 
 from busbar.kube.types.engines import VLLM
 from busbar.operator.pods.model_server import Exposition, ModelServer
@@ -186,8 +187,7 @@ def main() -> None:
     found = []
     for seed in range(given.seeds):
         found.append(run(seed, given.seconds))
-        print(f"\rseed {seed + 1} of {given.seeds}", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
+        show("seeds", seed + 1, given.seeds)
     result = {
         "command": f"python benchmarks/vllm_counters.py --seeds {given.seeds} --seconds {given.seconds:g}",
         "date": datetime.now(UTC).date().isoformat(),

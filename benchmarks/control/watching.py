@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+
+from benchmarks.progress import show
 
 from busbar.kube.client import KubeClient, Object
 from busbar.kube.informer import Informer, Key
@@ -84,24 +85,11 @@ class Watcher:
 
     async def until(self, what: str, count: int, wanted: Callable[[Key], bool] = lambda key: True) -> bool:
         """Whether so many did so within the limit; shows how many have."""
-        shown = -1
         while (done := self.count(what, wanted)) < count and self.now_s < LIMIT_S:
-            if sys.stderr.isatty() or 10 * done // count > shown:
-                shown = 10 * done // count
-                self._show(what, done, count)
+            show(what, done, count)
             await asyncio.sleep(0.2)
-        self._show(what, done, count)
+        show(what, done, count)
         return done >= count
-
-    def _show(self, what: str, done: int, count: int) -> None:
-        bar = f"{'#' * min(20, 20 * done // count):20}" if count else ""
-        begin, end = ("\r", "") if sys.stderr.isatty() and done < count else ("\r", "\n")
-        print(
-            f"{begin}    {self.now_s:6.0f} s  {bar}  {what}: {done} of {count}",
-            end=end,
-            file=sys.stderr,
-            flush=True,
-        )
 
     def last(self, what: str) -> float | None:
         return round(max(self.at[what].values()), 1) if self.at[what] else None

@@ -35,6 +35,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
+from benchmarks.progress import show
 from benchmarks.result import circumstances, publish
 
 from busbar.operator.agent.split import BoardWant, wanted
@@ -256,11 +257,7 @@ def measured(law: str, budget: float, sweeps: Any, minutes: int, seed: int) -> d
     for second in range(60 * minutes):
         feed.second(float(second))
         if second % 600 == 0:
-            print(
-                f"\r{law} at {budget:.0%}, seed {seed}: {second // 60} of {minutes} min ",
-                end="",
-                file=sys.stderr,
-            )
+            show(f"{law} at {budget:.0%}, seed {seed}", second, 60 * minutes)
     known = sum(feed.curves.is_measured(work) for work in feed.curves.evidence)
     return {
         "work": round(feed.done_s / feed.full_s, 4),

@@ -22,8 +22,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.progress import shown
 from benchmarks.scheduling.gavel_generator import generate
-from benchmarks.scheduling.parts import folder, kept, shown
+from benchmarks.scheduling.parts import folder, kept
 from benchmarks.scheduling.peers import finish_time, max_min
 from benchmarks.scheduling.static_makespan import least_s
 

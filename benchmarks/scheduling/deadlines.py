@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.progress import shown
 from benchmarks.scheduling.elastic_peers import Config, actions, place
-from benchmarks.scheduling.parts import shown
 from numpy.typing import NDArray
 
 from busbar.scheduler import Job, JobId, Plan, Policy, Snapshot

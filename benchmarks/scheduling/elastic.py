@@ -26,8 +26,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from benchmarks.progress import shown
 from benchmarks.scheduling import elastic_peers
-from benchmarks.scheduling.parts import shown
 
 from busbar.scheduler import Policy
 from busbar.scheduler.simulate.engine import Decide, Settings, simulate

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.scheduling.parts import folder, kept, lines, shown
+from benchmarks.progress import shown
+from benchmarks.scheduling.parts import folder, kept, lines
 from benchmarks.scheduling.philly import (
     EXACT_FROM,
     FIRST,

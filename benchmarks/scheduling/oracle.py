@@ -17,7 +17,7 @@ from itertools import combinations_with_replacement
 from random import Random
 from typing import Any
 
-from benchmarks.scheduling.parts import shown
+from benchmarks.progress import shown
 from benchmarks.scheduling.scenario_parts import H, cluster, job
 
 from busbar.scheduler import Node, Policy, Resources, Snapshot, TableView, plan

@@ -9,20 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 import busbar.scheduler
 
 BESIDE = Path(__file__).parent
-LINES = 20
-"""Without a terminal, progress is printed this many times."""
 
 
 def folder(case: str, *depends: object) -> Path:
@@ -54,22 +48,3 @@ def kept(path: Path, made: Iterable[Any]) -> list[Any]:
             file.writelines(json.dumps(item) + "\n" for item in made)
         unfinished.rename(path)
     return lines(path)
-
-
-def shown(what: str, made: Iterable[tuple[float, Any]]) -> Iterator[Any]:
-    """Yields items and shows the share of the work that is done, as a bar on a terminal and as lines elsewhere."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        written = 0
-        for share, item in made:
-            if int(share * LINES) > written:
-                written = int(share * LINES)
-                print(f"  {what}: {100 * written // LINES} %", file=sys.stderr, flush=True)
-            yield item
-        return
-    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=1.0)
-        for share, item in made:
-            bar.update(task, completed=share)
-            yield item

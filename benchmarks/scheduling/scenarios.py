@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from benchmarks.scheduling.parts import shown
+from benchmarks.progress import shown
 from benchmarks.scheduling.replay import Outcome, replay
 from benchmarks.scheduling.scenario_order import ageing, bounded_waiting, priorities, rights
 from benchmarks.scheduling.scenario_parts import Scenario, Value

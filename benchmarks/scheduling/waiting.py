@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.scheduling.parts import shown
+from benchmarks.progress import shown
 from benchmarks.scheduling.replay import ROUND_S, Arrival, Outcome, Situation, replay
 from benchmarks.scheduling.scenario_parts import MIN_RUN_S, TWO, H, cluster, job, stream
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from benchmarks.scheduling.parts import shown
+from benchmarks.progress import shown
 from benchmarks.scheduling.replay import Arrival, Outcome, Situation, replay
 from benchmarks.scheduling.scenario_parts import cluster, job
 

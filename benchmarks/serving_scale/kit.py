@@ -26,6 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.progress import show
 from benchmarks.serving_scale import shared, solver, step_model
 from benchmarks.serving_scale.step_model import SLO
 
@@ -73,8 +74,7 @@ def _plan(
     )
 
     def progress(name: str, done: float, total: float) -> None:
-        if done % max(total // 10, 60) < 60:
-            print(f"  {trace.name} {name} {done / total:.0%}", end="\r", file=sys.stderr)
+        show(f"{trace.name} {name}", done, total)
 
     return answer(trace, question, progress, calm)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from benchmarks.progress import show
 
 from busbar.scheduler.autoscale.step_model import Slo
 from busbar.scheduler.simulate.readers import philly
@@ -45,8 +46,7 @@ def case(
         )
 
         def progress(name: str, done: float, total: float) -> None:
-            if done % 3600 == 0:
-                print(f"  {name} {done / total:.0%}", end="\r", file=sys.stderr)
+            show(name, done, total)
 
         found = share(trace, jobs, question, progress)
         ours, split = found.results
