@@ -32,6 +32,17 @@ TRICKY = (
     "{{ m | tojson }}{{ m.content.strip() if loop.last else '' }}\n"
     "{% endfor %}"
 )
+MARKED = (  # as one that a model is trained with
+    "{% set mark = '-' %}{% for m in messages %}{{ m.role }}:\n"
+    "{%- if m.role == 'assistant' %}\n"
+    "    {% generation %}\n"
+    "    {% set mark = '+' %}\n"
+    "{{ loop.index }}{{ mark }}{{ m.content }}<|end|>\n"
+    "    {% endgeneration %}\n"
+    "{% else %}{{ m.content }}{{ mark }}\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+COMPACT = "{{ messages | tojson(separators=(',', ':'), sort_keys=true) }}{{ messages[-1] | tojson(true, 1) }}"
 
 
 TRIMMING = (
@@ -52,7 +63,9 @@ def folder_with(tmp_path: Path, template: str | None, in_file: bool) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("template", [CHATML, TRICKY], ids=["chatml", "tricky"])
+@pytest.mark.parametrize(
+    "template", [CHATML, TRICKY, MARKED, COMPACT], ids=["chatml", "tricky", "marked", "compact"]
+)
 @pytest.mark.parametrize("in_file", [True, False])
 def test_a_models_template_renders_as_in_transformers(tmp_path: Path, template: str, in_file: bool) -> None:
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]

@@ -13,7 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, meta
+from jinja2 import Environment, Template, TemplateError, meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from busbar.workloads.serving.errors import BadRequest, ModelCorrupt
@@ -33,6 +35,19 @@ REFUSALS = (
     *(RecursionError, TypeError, ValueError),
 )
 """What a template raises on values that it does not expect."""
+
+
+class AnswerMarks(Extension):
+    """`{% generation %}` … `{% endgeneration %}`: which part is an answer, for those who train on it. Nothing is written."""
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        self.tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
 
 
 class ChatTemplate:
@@ -124,11 +139,19 @@ def _environment() -> ImmutableSandboxedEnvironment:
     def refuse(message: str) -> NoReturn:
         raise TemplateError(message)
 
-    def to_json(value: object, indent: int | None = None, **_: object) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
+    def to_json(
+        value: object,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[AnswerMarks, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = refuse
