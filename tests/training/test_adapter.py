@@ -22,6 +22,8 @@ from tests.training.test_crash_and_resume import losses
 from tests.training.test_rows import UNMARKED, answers, save_tokenizer, write_rows
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from busbar.workloads.serving.adapter_files import ATTENTION, read_adapter
+from busbar.workloads.serving.architecture import read_architecture
 from busbar.workloads.training import demand as demand_module
 from busbar.workloads.training.control import Control
 from busbar.workloads.training.environment import run_from_manifest
@@ -38,6 +40,7 @@ CPU = torch.device("cpu")
 STEPS = 5
 ADAPTER = {"rank": 4, "alpha": 8, "targets": ["q_proj", "v_proj"]}
 MODEL: Any = AutoModelForCausalLM
+EXPERTS = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +52,8 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Saved models, each with a tokenizer that has a chat template."""
     folder = tmp_path_factory.mktemp("bases")
-    for number, (name, given) in enumerate([("llama", LLAMA), ("gpt2", GPT2), ("other", LLAMA)]):
+    models = {"llama": LLAMA, "gpt2": GPT2, "other": LLAMA, "experts": EXPERTS}
+    for number, (name, given) in enumerate(models.items()):
         config = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, **given}
         torch.manual_seed(11 + number)
         model = MODEL.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
@@ -252,6 +256,19 @@ def test_the_result_is_an_adapter_that_peft_loads_and_merges(claims: Path) -> No
         assert torch.equal(each, theirs[name.replace(".weight", ".default.weight")])
     merged: Any = adapted.merge_and_unload()
     assert torch.equal(logits(MODEL.from_pretrained(output)), logits(merged))
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's own
+def test_an_adapter_of_a_model_with_experts_is_written_for_peft_and_for_serving(claims: Path) -> None:
+    given = job(adapter={"rank": 4})
+    given["spec"]["engine"]["model"] = {"uri": "pvc://bases/experts"}
+    code, status = run_here(given, claims)
+    assert code == 0, status["message"]
+    base, output = claims / "bases/experts", claims / "out/model"
+    adapted = PeftModel.from_pretrained(MODEL.from_pretrained(base), output)
+    assert not torch.allclose(logits(adapted), logits(MODEL.from_pretrained(base)))
+    served = read_adapter(output, read_architecture(base), torch.float32)
+    assert {name for _, name in served.factors} == set(ATTENTION)
 
 
 def test_a_killed_run_resumes_to_the_same_bits_from_checkpoints_of_the_adapter_alone(

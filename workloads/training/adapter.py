@@ -142,8 +142,9 @@ def save(model: nn.Module, folder: Path) -> None:
     save_file(whole, folder / WEIGHTS, metadata={"format": "pt"})
     config: Any = copy.copy(model.peft_config[_NAME])  # type: ignore[index]
     config.inference_mode = True
-    config.target_modules = sorted(config.target_modules)  # a set has another order in each process
-    (folder / CONFIG).write_text(json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n")
+    # A set has another order in each process.
+    document = json.dumps(config.to_dict(), indent=2, sort_keys=True, default=sorted)
+    (folder / CONFIG).write_text(document + "\n")
 
 
 def merged(model: nn.Module) -> nn.Module:
