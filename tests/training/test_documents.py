@@ -211,6 +211,14 @@ def test_a_step_has_the_losses_of_its_documents_alone(config: dict[str, Any], lo
     assert ours[0] == pytest.approx(total / (SEQUENCES * (SEQUENCE - 1)), rel=1e-5)
 
 
+def test_sequences_of_one_document_each_fit_into_the_plan() -> None:
+    """They have no mask, without which attention keeps more in Phi-3."""
+    whole = Packed.cut(np.arange(SEQUENCE * 40, dtype=np.uint32) % VOCABULARY, SEQUENCE, 0, SEQUENCES)
+    config = {**LLAMA, "model_type": "phi3", "pad_token_id": 0}
+    _, trainer = train_ours(document(model={"config": config}), "resident", whole, 1)
+    assert trainer.device_arena.peak["activations"] <= trainer.plan.device["activations"]
+
+
 def test_only_where_it_is_asked_for() -> None:
     packed = data()
     across, _ = train_ours(document(data={**DATA, "packing": "across-documents"}), "resident", packed, 2)
