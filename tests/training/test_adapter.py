@@ -41,6 +41,22 @@ STEPS = 5
 ADAPTER = {"rank": 4, "alpha": 8, "targets": ["q_proj", "v_proj"]}
 MODEL: Any = AutoModelForCausalLM
 EXPERTS = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+SHARED_EXPERTS = {  # whose matrices have the names of those of the others
+    **LLAMA,
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 48,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +68,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Saved models, each with a tokenizer that has a chat template."""
     folder = tmp_path_factory.mktemp("bases")
-    models = {"llama": LLAMA, "gpt2": GPT2, "other": LLAMA, "experts": EXPERTS}
+    models = {"llama": LLAMA, "gpt2": GPT2, "other": LLAMA, "experts": EXPERTS, "shared": SHARED_EXPERTS}
     for number, (name, given) in enumerate(models.items()):
         config = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, **given}
         torch.manual_seed(11 + number)
@@ -269,6 +285,23 @@ def test_an_adapter_of_a_model_with_experts_is_written_for_peft_and_for_serving(
     assert not torch.allclose(logits(adapted), logits(MODEL.from_pretrained(base)))
     served = read_adapter(output, read_architecture(base), torch.float32)
     assert {name for _, name in served.factors} == set(ATTENTION)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's own
+@pytest.mark.filterwarnings(
+    "ignore:The following (rank|alpha)_pattern keys did not match:RuntimeWarning"
+)  # its own, too
+def test_an_adapter_of_experts_is_merged(claims: Path) -> None:
+    given = job(adapter={"rank": 4, "merge": True})
+    given["spec"]["engine"]["model"] = {"uri": "pvc://bases/shared"}
+    code, status = run_here(given, claims)
+    assert code == 0, status["message"]
+    output = claims / "out/model"
+    adapted: Any = PeftModel.from_pretrained(
+        MODEL.from_pretrained(claims / "bases/shared"), output / "adapter"
+    )
+    assert any("mlp.experts" in name for name in adapted.state_dict() if "lora_A" in name)
+    assert torch.allclose(logits(MODEL.from_pretrained(output)), logits(adapted), atol=1e-4)
 
 
 def test_a_killed_run_resumes_to_the_same_bits_from_checkpoints_of_the_adapter_alone(

@@ -105,9 +105,15 @@ def measure_magnitudes(model: nn.Module, stored: Stored) -> None:
 def merge_bytes(model: nn.Module) -> int:
     """What merging needs beside the weights: a few copies of the largest adapted matrix, one after another."""
     from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora.layer import ParamWrapper  # of all experts' matrices in one parameter
 
     layers: list[Any] = [module for module in model.modules() if isinstance(module, LoraLayer)]
-    weights = [layer.get_base_layer().weight for layer in layers]
+    weights = [
+        layer.get_param()  # type: ignore[no-untyped-call]
+        if isinstance(layer, ParamWrapper)
+        else layer.get_base_layer().weight
+        for layer in layers
+    ]
     return 4 * max((weight.numel() * weight.itemsize for weight in weights), default=0)
 
 
