@@ -257,9 +257,17 @@ KIND = {"type": "object", "required": ["kind"]}
 MANY = {f"p{i}": DIGIT for i in range(1000)}
 
 BAD: list[tuple[GrammarSpec, str]] = [
-    (schema_of({"type": "objec"}), "Invalid type"),
+    (schema_of({"type": "objec"}), "is wrong: type is 'objec'; write array, boolean, "),
+    (schema_of({"type": 3}), "is wrong: type is 3; write array, "),
+    (schema_of({"type": None}), "is wrong: type is None; write array, "),
+    (schema_of({"type": []}), r"is wrong: type is \[\]; write array, "),
+    (schema_of({"type": ["string", {}]}), "is wrong: type is .*; write array, "),
+    (schema_of({"type": "object", "properties": {"a": {"type": 3}}}), "wrong at '/properties/a': type is 3"),
+    (schema_of({"anyOf": [DIGIT, {"items": {"type": []}}]}), "wrong at '/anyOf/1/items': type is"),
+    (schema_of({"properties": {"a": 3}}), "wrong at '/properties/a': a schema is an object, true or false"),
+    (schema_of({"properties": {"a": {"anyOf": []}}}), "wrong at '/properties/a': anyOf is an empty list"),
     (schema_of({"not": {"type": "string"}}), 'nothing enforces the keywords "not"; leave'),
-    (schema_of({"enum": []}), "Unsatisfiable"),
+    (schema_of({"enum": []}), "is wrong: enum is an empty list, which no value fits"),
     (schema_of({"$ref": "#/nowhere"}), "cannot be served"),
     (schema_of({"$ref": "file:///etc/hostname"}), "not fetch"),
     (schema_of({"const": "\ud800"}), "is wrong"),
@@ -286,6 +294,10 @@ BAD: list[tuple[GrammarSpec, str]] = [
 GOOD = [
     schema_of({"type": "object"}),
     schema_of({"type": "string"}),
+    schema_of({"type": ["string", "null"]}),
+    schema_of({"const": {"type": 3, "anyOf": []}}),
+    schema_of({"type": "object", "properties": {"type": {"enum": [[], {"type": []}]}, "items": True}}),
+    schema_of({"type": "array", "items": [DIGIT]}),
     schema_of({"enum": [f"v{i}" for i in range(10_000)]}),
     schema_of({"$ref": "#/$defs/b", "$defs": {"b": DIGIT}}),
     schema_of({"anyOf": [{"$ref": "#/anyOf/1"}, {"type": "null"}]}),

@@ -1,4 +1,5 @@
-"""Bounds of a JSON schema, checked before it is compiled: its size, and whether any finite value fits it. Pure Python.
+"""A JSON schema, checked before it is compiled: its size, faults of its keywords by their place, and whether any finite
+value fits it. Pure Python.
 
 A schema like `{"$ref": "#"}`, or an object that requires another of its own kind, has no finite value: an answer
 under it would never end. The grammar compiler does not see that, so this module does, by the least fixpoint of
@@ -17,15 +18,35 @@ MAX_PARTS = 5_000
 MAX_PASSES = 50
 """Rounds of the fixpoint; each one follows a reference back, so this is the depth of references in circles."""
 _SIMPLE_TYPES = frozenset({"null", "boolean", "integer", "number", "string"})
+_TYPES = sorted(_SIMPLE_TYPES | {"array", "object"})
+_CHOICES = ("anyOf", "enum", "oneOf")
+"""Keywords whose list says what a value may be; nothing fits an empty one."""
+_ONE_SCHEMA = frozenset(
+    [
+        "additionalProperties",
+        "contains",
+        "else",
+        "if",
+        "items",
+        "not",
+        "propertyNames",
+        "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    ]
+)
+_LIST_OF_SCHEMAS = frozenset(("allOf", "anyOf", "items", "oneOf", "prefixItems"))
+_SCHEMAS_BY_NAME = frozenset(["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"])
 
 
 def check_schema(schema: object, param: str) -> int:
-    """How many parts a schema has. Raises BadRequest for one that is too large or that no finite value fits."""
+    """How many parts a schema has. Raises BadRequest for one that is too large or wrong, or that no finite value fits."""
     if not isinstance(schema, dict | bool):
         raise BadRequest(f"{param} must be a JSON schema: an object, not {shown(schema)}", param=param)
     parts = _parts(schema)
     if len(parts) > MAX_PARTS:
         raise BadRequest(f"{param} has more than {MAX_PARTS} parts; simplify the schema", param=param)
+    _refuse_faults(schema, param)
     finite: set[int] = set()
     for _ in range(MAX_PASSES):
         before = len(finite)
@@ -53,6 +74,44 @@ def _parts(schema: object) -> list[object]:
             found.append(part)
             todo += part.values() if isinstance(part, dict) else part
     return found
+
+
+def _refuse_faults(schema: object, param: str) -> None:
+    """Raises BadRequest for the first keyword that means nothing, with its place."""
+    todo = [("", schema)]
+    while todo:
+        place, part = todo.pop()
+        fault = _fault(part)
+        if fault:
+            where = f" at {shown(place)}" if place else ""
+            raise BadRequest(f"{param} is wrong{where}: {fault}", param=param)
+        todo += reversed(list(_schemas_in(place, part)))
+
+
+def _fault(part: object) -> str:
+    """What is wrong with a schema, without those inside it; empty: nothing is known to be."""
+    if isinstance(part, bool):
+        return ""
+    if not isinstance(part, dict):
+        return f"a schema is an object, true or false, and this is {shown(part)}"
+    types = part.get("type", "object")
+    names = types if isinstance(types, list) else [types]
+    if not names or any(name not in _TYPES for name in names):
+        return f"type is {shown(types)}; write {', '.join(_TYPES)}, or a list of several of them"
+    empty = [name for name in _CHOICES if part.get(name) == []]
+    return f"{empty[0]} is an empty list, which no value fits; name what may be" if empty else ""
+
+
+def _schemas_in(place: str, part: object) -> Iterator[tuple[str, object]]:
+    """The schemas directly inside of one, each with its place. Values of `const`, `enum`, `default` are none."""
+    for keyword, value in part.items() if isinstance(part, dict) else ():
+        inside = f"{place}/{keyword}"
+        if keyword in _SCHEMAS_BY_NAME and isinstance(value, dict):
+            yield from ((f"{inside}/{name}", one) for name, one in value.items())
+        elif keyword in _LIST_OF_SCHEMAS and isinstance(value, list):
+            yield from ((f"{inside}/{number}", one) for number, one in enumerate(value))
+        elif keyword in _ONE_SCHEMA:
+            yield inside, value
 
 
 def _is_finite(part: object, root: object, finite: set[int]) -> bool:
