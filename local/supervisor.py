@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from busbar.local import cgroups, namespaces
+from busbar.local.errors import StartError
 from busbar.local.instance import start_ticks, write_json
 from busbar.local.mounts import private_mounts
 
@@ -100,7 +101,11 @@ class Child:
 
 
 def launch(folder: Path) -> int:
-    """Start the supervisor of the instance in ``folder`` detached; returns its process id on the machine."""
+    """Start the supervisor of the instance in ``folder`` detached; returns its process id on the machine.
+
+    Raises:
+        StartError: it ended at once; supervisor.log says why.
+    """
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     with (logs / "supervisor.log").open("ab") as log:
@@ -112,6 +117,8 @@ def launch(folder: Path) -> int:
             start_new_session=True,
         )
         told, _ = starter.communicate()
+    if not told:
+        raise StartError(f"the supervisor ended with {starter.returncode}; see {log.name}")
     return int(told)
 
 
@@ -128,9 +135,11 @@ def main() -> int:
         print(pid, flush=True)
         os.write(gate_write, b"x")
         return 0
-    os.read(gate_read, 1)  # running.json is written: from now on `down` can find this process
-    os.close(gate_read)
     os.close(gate_write)
+    written = os.read(gate_read, 1)  # running.json is written: from now on `down` can find this process
+    os.close(gate_read)
+    if not written:
+        return 1
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     try:

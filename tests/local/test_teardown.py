@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from busbar.local import build, teardown
+from busbar.local import build, supervisor, teardown
+from busbar.local.errors import StartError
 from busbar.local.instance import Instance, load, names
 
 
@@ -60,3 +61,10 @@ def test_a_start_after_a_deletion_that_was_interrupted_meets_nothing_of_it(
     assert not instance.folder.exists()
     teardown.down("try", purge=True)
     assert list((tmp_path / "busbar").iterdir()) == []
+
+
+def test_a_supervisor_that_cannot_start_is_told_with_its_log(tmp_path: Path) -> None:
+    (tmp_path / "running.json").mkdir()  # cannot be replaced by a file
+    with pytest.raises(StartError, match=r"ended with 1; see .*supervisor\.log"):
+        supervisor.launch(tmp_path)
+    assert "Error" in (tmp_path / "logs" / "supervisor.log").read_text()
