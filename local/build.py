@@ -353,15 +353,29 @@ def patiently(download: Callable[[], _T]) -> _T:
 
 @contextmanager
 def locked(file: Path, what: str) -> Iterator[None]:
-    """Hold an exclusive lock on ``file``; says once that it waits for ``what``."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting for {what} ({file}) …")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+    """Hold an exclusive lock on ``file``, which exists only meanwhile; says that it waits for ``what``."""
+    while True:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("w") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say(f"waiting for {what} ({file}) …")
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if not _lies_at(file, handle.fileno()):
+                continue  # its holder has removed it, and another file may be locked there
+            try:
+                yield
+            finally:
+                file.unlink(missing_ok=True)
+            return
+
+
+def _lies_at(file: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(file.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def main() -> int:

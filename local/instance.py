@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from busbar.local import paths
+from busbar.local import build, paths
 from busbar.local.addresses import (
     GATEWAY_PORT,
     PORTAL_PORT,
@@ -82,11 +84,22 @@ def write_json(file: Path, value: object) -> None:
 
 
 def load(name: str) -> Instance | None:
-    """The instance called ``name`` if it was ever started here."""
+    """The instance called ``name`` if it was ever started here.
+
+    Raises:
+        InstanceError: a bad name.
+    """
     file = folder(check_name(name)) / "instance.json"
     if not file.exists():
         return None
     return Instance(**json.loads(file.read_text()))
+
+
+@contextmanager
+def alone(name: str) -> Iterator[None]:
+    """Keep every other `up` and `down` of the instance away. What was loaded before may have been deleted meanwhile."""
+    with build.locked(paths.data() / f".{name}.lock", f"another `busbar up` or `down` of {name}"):
+        yield
 
 
 def names() -> list[str]:
@@ -100,9 +113,11 @@ def load_or_create(name: str) -> Instance:
     Raises:
         InstanceError: a bad name, or nothing free.
     """
-    known = load(name)
-    if known is not None:
-        return known
+    with build.locked(paths.data() / ".lock", "another `busbar up` that chooses addresses"):
+        return load(name) or _create(name)
+
+
+def _create(name: str) -> Instance:
     others = [other for other in map(load, names()) if other is not None]
     taken = [*machine_networks(), *(other.addresses.network for other in others)]
     ports = [port for other in others for port in (other.portal_port, other.gateway_port)]

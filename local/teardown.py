@@ -15,9 +15,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from busbar.local import build, cgroups, paths
+from busbar.local import cgroups, paths
+from busbar.local.addresses import check_name
 from busbar.local.errors import InstanceError
-from busbar.local.instance import Instance, folder, load, running, start_ticks
+from busbar.local.instance import Instance, alone, folder, load, running, start_ticks
 from busbar.local.progress import say, step
 
 STOP_TIMEOUT_S = 60.0
@@ -32,15 +33,16 @@ def down(name: str, *, purge: bool) -> None:
     Raises:
         InstanceError: something could not be removed; the message lists it.
     """
-    instance = load(name)
-    if instance is None:
-        if purge:
-            remove_deleted(name)
-        say(f"no instance called {name!r} was started here")
-        return
-    # An `up` that is still running would restart the parts that are stopped here.
-    with build.locked(instance.folder / ".lock", f"another `busbar up` or `down` of {name}"):
-        _down(instance, purge=purge)
+    if purge or load(name) is not None:
+        # An `up` that is still running would restart the parts that are stopped here.
+        with alone(check_name(name)):
+            instance = load(name)
+            if instance is not None:
+                _down(instance, purge=purge)
+                return
+            if purge:
+                remove_deleted(name)
+    say(f"no instance called {name!r} was started here")
 
 
 def _down(instance: Instance, *, purge: bool) -> None:

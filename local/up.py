@@ -15,7 +15,7 @@ from busbar.local.errors import InstanceError, PreflightError, StartError
 from busbar.local.images import builder
 from busbar.local.images.recipe import IMAGES
 from busbar.local.install import Helm, install, local_values
-from busbar.local.instance import Instance, load_or_create, running
+from busbar.local.instance import Instance, alone, load_or_create, running
 from busbar.local.kubectl import Kubectl
 from busbar.local.progress import say, step
 
@@ -42,8 +42,8 @@ def up(wishes: Wishes) -> Instance | None:
     tag = prepare()
     if wishes.build_only:
         return None
-    instance = load_or_create(wishes.name)
-    with build.locked(instance.folder / ".lock", f"another `busbar up` or `down` of {wishes.name}"):
+    with alone(wishes.name):
+        instance = load_or_create(wishes.name)
         bring_up(instance, wishes, tag)
     return instance
 
