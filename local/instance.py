@@ -27,8 +27,11 @@ from busbar.local.addresses import (
     choose_port,
     parse_routes,
 )
+from busbar.local.errors import InstanceError
 
 DEFAULT_NAME = "busbar"
+SETTINGS = {"name": str, "octet": int, "portal_port": int, "gateway_port": int}
+"""What ``instance.json`` holds."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +90,21 @@ def load(name: str) -> Instance | None:
     """The instance called ``name`` if it was ever started here.
 
     Raises:
-        InstanceError: a bad name.
+        InstanceError: a bad name, or settings that this version does not know.
     """
     file = folder(check_name(name)) / "instance.json"
     if not file.exists():
         return None
-    return Instance(**json.loads(file.read_text()))
+    try:
+        told = json.loads(file.read_text())
+    except ValueError:
+        told = None
+    if not isinstance(told, dict) or {key: type(value) for key, value in told.items()} != SETTINGS:
+        raise InstanceError(
+            f"{file} does not hold the settings of an instance as this version of Busbar writes them: use the version"
+            f" that made the instance, or delete {file.parent} with all data of the instance"
+        )
+    return Instance(**told)
 
 
 @contextmanager
@@ -111,7 +123,7 @@ def load_or_create(name: str) -> Instance:
     """The instance called ``name``, with free addresses and ports chosen the first time.
 
     Raises:
-        InstanceError: a bad name, or nothing free.
+        InstanceError: a bad name, nothing free, or settings that this version does not know.
     """
     with build.locked(paths.data() / ".lock", "another `busbar up` that chooses addresses"):
         return load(name) or _create(name)

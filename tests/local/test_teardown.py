@@ -1,4 +1,4 @@
-"""Instances that start and end beside each other; a deletion that is interrupted."""
+"""Instances that start and end beside each other, a deletion that is interrupted, and settings that cannot be read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from busbar.local import build, instance, packages, preflight, supervisor, teardown, up
-from busbar.local.errors import StartError
+from busbar.local.errors import InstanceError, StartError
 from busbar.local.instance import Instance, alone, load, load_or_create, names
 
 
@@ -121,6 +121,33 @@ def test_two_instances_that_are_made_at_once_get_ports_of_their_own(
     found = [load(name) for name in ("one", "two")]
     ports = [port for one in found if one for port in (one.portal_port, one.gateway_port)]
     assert len(set(ports)) == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[1]",
+        "{}",
+        '{"name": "try", "octet": 64, "portal_port": 30080}',
+        '{"name": "try", "octet": "64", "portal_port": 30080, "gateway_port": 30081}',
+        '{"name": "try", "octet": 64, "portal_port": 30080, "gateway_port": 30081, "later": 1}',
+    ],
+)
+def test_settings_of_another_version_are_refused_by_their_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    Instance("try", 64, 30080, 30081).save()
+    assert load("try") is not None
+    file = tmp_path / "busbar" / "try" / "instance.json"
+    file.write_text(text)
+    said = f"{file} does not hold .* use the version that made"
+    with pytest.raises(InstanceError, match=said):
+        load_or_create("two")
+    with pytest.raises(InstanceError, match=said):
+        teardown.down("try", purge=True)
+    assert file.exists()
 
 
 def test_a_supervisor_that_cannot_start_is_told_with_its_log(tmp_path: Path) -> None:
