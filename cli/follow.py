@@ -41,9 +41,11 @@ def states(
 ) -> Iterator[Object]:
     """Yields the object at each poll until it has ended, failed or been suspended.
 
-    Raises Unreachable when the server stays unavailable, TimeoutError after `timeout_s`.
+    Raises Unreachable when the server stays unavailable, TimeoutError after `timeout_s`, JobFailed when another object
+    of that name is there.
     """
     start = last_answer = clock()
+    uid: object = None
     while True:
         try:
             found = get()
@@ -52,6 +54,12 @@ def states(
             if clock() - last_answer > PATIENCE_S:
                 raise
         else:
+            uid = uid or found.metadata.get("uid")
+            if found.metadata.get("uid") != uid:
+                raise JobFailed(
+                    f"{found.reference} was deleted, and another object of that name was created; only the first one was"
+                    " waited for."
+                )
             yield found
             if is_settled(found):
                 return

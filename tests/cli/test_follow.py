@@ -63,6 +63,13 @@ def test_a_job_is_followed_until_it_has_ended() -> None:
     assert phases(get, Time()) == ["Queued", "Running", "Succeeded"]
 
 
+def test_an_object_that_takes_the_place_of_the_one_that_is_followed_is_not_taken_for_it() -> None:
+    first, second = found("Running"), found("Succeeded")
+    first.metadata["uid"], second.metadata["uid"] = "a", "b"
+    with pytest.raises(JobFailed, match="job/x was deleted, and another object of that name was created"):
+        phases(script(first, second), Time())
+
+
 def test_a_service_is_followed_until_it_is_ready() -> None:
     get = script(found("Starting", MODEL_SERVICE), found("Ready", MODEL_SERVICE))
     assert phases(get, Time()) == ["Starting", "Ready"]
