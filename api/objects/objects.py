@@ -67,14 +67,14 @@ class Objects:
         await self._authorizer.require(caller, "get", resource, namespace, name=name)
         return _model(kind, await self._read(resource, namespace, name))
 
-    async def exists(self, caller: Caller, resource: Resource, namespace: str, name: str) -> None:
-        """Check that the object exists and the caller may see it.
+    async def exists(self, caller: Caller, resource: Resource, namespace: str, name: str) -> str:
+        """Check that the object exists and the caller may see it; returns its uid.
 
         Raises:
             NotFound: there is none, or it is not theirs to see.
         """
         await self._authorizer.require(caller, "get", resource, namespace, name=name)
-        await self._read(resource, namespace, name)
+        return str((await self._read(resource, namespace, name))["metadata"]["uid"])
 
     async def create(self, caller: Caller, resource: Resource, namespace: str, body: Object) -> Workload:
         """Create the object that the caller sent."""

@@ -6,7 +6,8 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import StreamingResponse
 
 from busbar.api.access.identity import Caller
-from busbar.api.dependencies import InNamespace, read_pod_log, services_of
+from busbar.api.dependencies import InNamespace, authenticate, read_pod_log, services_of
+from busbar.api.objects.pods import while_allowed
 from busbar.api.routes import schemas
 from busbar.api.routes.schemas import errors
 from busbar.api.routes.served import Served
@@ -45,10 +46,16 @@ def _logs(routes: APIRouter, of: Served) -> None:
             int | None, Query(ge=0, le=2**31 - 1, description="Default: the newest with pods.")
         ] = None,
     ) -> StreamingResponse:
-        stream = await services_of(request).pods.logs(
+        pods = services_of(request).pods
+        stream = await pods.logs(
             caller, of.resource, namespace, name, rank=rank, follow=follow, tail=tail, attempt=attempt
         )
-        return StreamingResponse(stream, media_type="text/plain; charset=utf-8")
+
+        async def look() -> None:
+            known = await authenticate(request, again=True)
+            await pods.require_log(known, of.resource, namespace, name)
+
+        return StreamingResponse(while_allowed(stream, look), media_type="text/plain; charset=utf-8")
 
 
 def _pods(routes: APIRouter, of: Served) -> None:

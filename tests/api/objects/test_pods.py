@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.api.conftest import BASE, World
 
+from busbar.api.errors import Unavailable
 from busbar.api.objects import pods
 from busbar.kube.resources import EVENTS, PODS, TRAINING_JOBS
 
@@ -23,6 +24,7 @@ def put_pod(
     rank: int,
     phase: str = "Running",
     replacement: str | None = None,
+    owner: str | None = None,
 ) -> None:
     labels = {
         "busbar.dev/job": "ada-run",
@@ -31,11 +33,17 @@ def put_pod(
         "busbar.dev/rank": str(rank),
         **({} if replacement is None else {"busbar.dev/replacement": replacement}),
     }
-    world.kube.put(
-        PODS,
-        {"metadata": {"name": name, "namespace": "ada-lab", "labels": labels}, "status": {"phase": phase}},
-    )
+    metadata: dict[str, Any] = {"name": name, "namespace": "ada-lab", "labels": labels}
+    if owner is not None:
+        metadata["ownerReferences"] = [{"kind": "TrainingJob", "name": "ada-run", "uid": owner}]
+    world.kube.put(PODS, {"metadata": metadata, "status": {"phase": phase}})
     world.kube.logs["ada-lab", name] = [f"log of {name}\n".encode()]
+
+
+def put_event(world: World, name: str, about: dict[str, str], at: str) -> None:
+    """Its reason is its name."""
+    event = {"reason": name, "message": f"event {name}", "lastTimestamp": at, "involvedObject": about}
+    world.kube.put(EVENTS, {"metadata": {"name": name, "namespace": "ada-lab"}, **event})
 
 
 async def test_the_newest_attempts_log_is_read_unless_another_is_asked_for(world: World) -> None:
@@ -56,6 +64,66 @@ async def test_of_a_rank_whose_pod_was_replaced_the_newest_pods_log_is_read(worl
     put_pod(world, "ada-run-2-0-r2", attempt=2, rank=0, replacement="2")
     alice = await world.as_("alice")
     assert (await alice.get(f"{AT}/logs")).text == "log of ada-run-2-0-r2\n"
+
+
+async def test_pods_and_events_of_a_deleted_object_of_the_same_name_are_not_this_ones(world: World) -> None:
+    uid = world.kube.objects["trainingjobs", "ada-lab", "ada-run"]["metadata"]["uid"]
+    put_pod(world, "ada-run-2-0", attempt=2, rank=0, owner=uid)
+    put_pod(world, "ada-run-9-0", attempt=9, rank=0, owner="former")
+    pod = world.kube.objects["pods", "ada-lab", "ada-run-2-0"]["metadata"]["uid"]
+    for name, kind, of, about in (
+        ("job", "TrainingJob", "ada-run", uid),
+        ("former-job", "TrainingJob", "ada-run", "former"),
+        ("pod", "Pod", "ada-run-2-0", pod),
+        ("former-pod", "Pod", "ada-run-2-0", "former"),
+    ):
+        put_event(world, name, {"kind": kind, "name": of, "uid": about}, "2026-03-01T10:00:00Z")
+    alice = await world.as_("alice")
+    assert (await alice.get(f"{AT}/logs")).text == "log of ada-run-2-0\n"
+    assert "ada-run-9-0" not in (await alice.get(f"{AT}/pods")).text
+    assert {e["reason"] for e in (await alice.get(f"{AT}/events")).json()["items"]} == {"job", "pod"}
+
+
+async def test_who_follows_a_log_with_a_token_that_is_revoked_reads_no_further(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pods, "LOOK_AGAIN_S", 0.0)
+    world.kube.open_logs["ada-lab", "ada-run-1-0"] = asyncio.Event()
+    asked: list[str] = []
+    log = world.kube.log
+
+    async def watched(namespace: str, name: str, *, params: Mapping[str, str]) -> AsyncGenerator[bytes]:
+        async for chunk in log(namespace, name, params=params):
+            asked.append(name)
+            yield chunk
+
+    monkeypatch.setattr(world.kube, "log", watched)
+    alice = await world.as_("alice")
+    async with asyncio.timeout(30):
+        following = asyncio.create_task(alice.get(f"{AT}/logs?follow=true"))
+        while len(asked) < 2:  # noqa: ASYNC110 - there is no event for what a stream has sent
+            await asyncio.sleep(0)
+        await world.services.tokens.revoke_many("alice")
+        world.kube.logs["ada-lab", "ada-run-1-0"].append(b"a secret of later\n")
+        text = (await following).text
+    assert text.startswith("ada step 1\nada step 2\n")
+    assert "you may not read on" in text
+    assert "a secret of later" not in text
+
+
+async def test_a_log_goes_on_while_nobody_knows_whether_its_reader_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pods, "LOOK_AGAIN_S", 0.0)
+
+    async def log() -> AsyncGenerator[bytes]:
+        yield b"1"
+        yield b"2"
+
+    async def away() -> None:
+        raise Unavailable("the database does not answer")
+
+    assert [chunk async for chunk in pods.while_allowed(log(), away)] == [b"1", b"2"]
 
 
 async def test_a_followed_log_arrives_as_it_is_written(world: World) -> None:
@@ -144,16 +212,7 @@ async def test_events_of_the_object_and_its_pods_come_newest_first(world: World)
         ("c", "TrainingJob", "another", "2026-03-01T12:00:00Z"),
         ("d", "ModelService", "ada-run", "2026-03-01T12:00:00Z"),
     ):
-        world.kube.put(
-            EVENTS,
-            {
-                "metadata": {"name": name, "namespace": "ada-lab"},
-                "reason": name,
-                "message": f"event {name}",
-                "lastTimestamp": at,
-                "involvedObject": {"kind": kind, "name": of},
-            },
-        )
+        put_event(world, name, {"kind": kind, "name": of}, at)
     alice = await world.as_("alice")
     found = (await alice.get(f"{AT}/events")).json()["items"]
     assert [(e["reason"], e["object"]) for e in found] == [
