@@ -41,8 +41,13 @@ def cells_of(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str]]
             for cells in reader:
                 if cells:
                     yield reader.line_num, cells
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise TraceError(f"{path}: line {reader.line_num + 1} is no CSV in UTF-8: {error}") from error
+        except UnicodeDecodeError as error:  # found while a block of lines is read
+            raise TraceError(
+                f"{path}: behind line {reader.line_num} is what is no text in UTF-8 ({error.reason}); save it as UTF-8, and"
+                " unpack a file that is compressed"
+            ) from error
+        except csv.Error as error:
+            raise TraceError(f"{path}: line {reader.line_num} is no CSV: {error}") from error
 
 
 def moment_s(row: Mapping[str, str], column: str) -> float:

@@ -42,6 +42,8 @@ Decide = Callable[[Snapshot, Policy, float], tuple[Plan, object]]
 
 SETTLE_S = 10.0
 """The operator's default."""
+LONGEST_S = 10 * 365 * 86_400.0
+"""Of a job alone: with a plan in every `Settings.round_s`, one of this length takes half a million plans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,10 @@ def simulate(
 
     Raises:
         AssertionError: the checker refused a plan (a defect of the planner).
-        ValueError: a job can never start, or jobs have phases and speeds are to be learned.
+        ValueError: a job can never start or lasts for years, or jobs have phases and speeds are to be learned.
     """
     _refuse_too_large(trace, cluster)
+    _refuse_too_long(trace)
     engine = ClusterEngine(trace, cluster, policy, settings or Settings(), learner, progress, decide)
     return engine.run(name or policy.objective.value)
 
@@ -129,6 +132,16 @@ def _refuse_too_large(trace: Trace, cluster: TraceCluster) -> None:
             f"{len(large)} of {len(trace.jobs)} jobs of {trace.name} can never start. The first is {job.id}: it needs"
             f" {job.pods} x {job.per_pod_m / 1000:g} accelerators of {' or '.join(job.speeds)}, the cluster has {has};"
             " simulate a larger cluster, or take such jobs out"
+        )
+
+
+def _refuse_too_long(trace: Trace) -> None:
+    """Raises ValueError where the simulation would not come to an end."""
+    long = [job for job in trace.jobs if job.best_s() > LONGEST_S]
+    if long:
+        raise ValueError(
+            f"{len(long)} of {len(trace.jobs)} jobs of {trace.name} last longer than {LONGEST_S:g} s. The first is"
+            f" {long[0].id}: alone it needs {long[0].best_s():.4g} s; correct its length, or take such jobs out"
         )
 
 

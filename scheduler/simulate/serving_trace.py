@@ -28,6 +28,8 @@ MOST_DAYS = 31
 CV_RANGE = (0.5, 3.0)
 """ServeGen's windows name coefficients of variation in the hundreds; they are clamped to this."""
 COPY_JITTER_S = 5.0
+MOST_S = 1e9
+"""Between the first and the last request of a file: with more, single steps of an engine are lost in the digits."""
 MOST_TOKENS = 10_000_000
 """Of a prompt or an output; more than any model takes, and what the arrays of a trace hold."""
 MOST_REQUESTS = 50_000_000
@@ -123,6 +125,11 @@ def requests_csv(path: Path, scale: float = 1.0, seed: int = 0) -> ServingTrace:
     first = min(row[0] for row in found)
     moved = [(at - first, prompt, output) for at, prompt, output in found]
     duration_s = max(row[0] for row in moved) + 1
+    if duration_s > MOST_S:
+        raise TraceError(
+            f"{path}: its requests lie {duration_s:.4g} s apart, of at most {MOST_S:g}; arrival_s is in seconds; correct the"
+            " times"
+        )
     return _trace(path.stem, _scaled(moved, scale, duration_s, random.Random(seed)), duration_s)
 
 

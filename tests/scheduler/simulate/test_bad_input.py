@@ -53,7 +53,9 @@ def test_a_table_with_a_byte_order_mark_and_windows_line_ends_is_read(tmp_path: 
         (b"a,b\n1\n", "t.csv:2: 1 values under 2 columns"),
         (b"a,b\n1,2,3\n", "t.csv:2: 3 values under 2 columns"),
         (b"a,b,a\n1,2,3\n", "the column 'a' is there twice"),
-        (b"a\n\xff\n", "line . is no CSV in UTF-8"),
+        (b"a\n\xff\n", "behind line . is what is no text in UTF-8 .*; save it as UTF-8"),
+        (b"\x1f\x8b\x08", "unpack a file that is compressed"),
+        (b"a\n" + b"1" * 200_000 + b"\n", "line 2 is no CSV: field larger"),
     ],
 )
 def test_a_table_that_would_lose_values_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
@@ -78,6 +80,10 @@ def test_a_table_that_would_lose_values_is_refused(tmp_path: Path, content: byte
             "jobs.csv:2: .* column 'duration' is 'inf', no finite number",
         ),
         (HEADER + "2017-10-03 00:00:00,100,many,a\n", "jobs.csv:2: .*'many'"),
+        (
+            HEADER + "2017-10-03 00:00:00,1e308,1,a\n2017-10-03 00:00:00,315360000,1,a\n",
+            "1 of 2 jobs of jobs last longer than 3.1536e\\+08 s. .* 000000: alone it needs 1e\\+308 s",
+        ),
         (HEADER + "2017-10-03 00:00:00,100,17,a\n", "1 of 1 jobs .* needs 3 x 8 accelerators .* has 16 gpu"),
         ("when,duration,num_gpus,cluster\nx,1,1,a\n", "jobs.csv:2: .*column 'timestamp' is missing"),
     ],
@@ -170,6 +176,15 @@ def test_a_request_that_cannot_be_is_named(tmp_path: Path, row: str, words: str)
     path = tmp_path / "requests.csv"
     path.write_text(REQUESTS + row + "\n")
     with pytest.raises(TraceError, match=rf"requests\.csv:4: .*{words}"):
+        requests_csv(path)
+
+
+def test_requests_that_lie_further_apart_than_a_clock_can_tell_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv"
+    path.write_text(REQUESTS + "9e8,1,1\n")
+    assert len(requests_csv(path)) == 3
+    path.write_text(REQUESTS + "1e300,1,1\n")
+    with pytest.raises(TraceError, match=r"lie 1e\+300 s apart, of at most 1e\+09; arrival_s is in seconds"):
         requests_csv(path)
 
 
