@@ -26,6 +26,8 @@ _TEXT = (
 WORDS = _TEXT.split()
 PROBES = (32, 160)
 """Words of the two requests that tell how many tokens a word has, and a request besides its words."""
+MOST_TOKENS = 10_000_000
+"""Of a prompt or an answer; more than any model takes, and a prompt is made in memory."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,10 @@ class Lengths:
 
     @classmethod
     def parse(cls, text: str) -> Lengths:
-        """`256`, or `128-1024`. Raises ValueError."""
+        """`256`, or `128-1024`, up to MOST_TOKENS. Raises ValueError."""
         low, _, high = text.partition("-")
         found = cls(int(low), int(high or low))
-        if not 1 <= found.least <= found.most:
+        if not 1 <= found.least <= found.most <= MOST_TOKENS:
             raise ValueError(text)
         return found
 
@@ -93,8 +95,8 @@ def load_of_file(path: Path, count: int | None, speed: float) -> Load:
     rows: list[tuple[float, int, int]] = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            for number, row in enumerate(csv.DictReader(file)):
-                rows.append(_read(path, number, row))
+            table = csv.DictReader(file)
+            rows += (_read(path, table.line_num, row) for row in table)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageProblem(f"{path} cannot be read as CSV: {error}") from error
     if not rows:
@@ -108,15 +110,17 @@ def load_of_file(path: Path, count: int | None, speed: float) -> Load:
     return Load(path.name if speed == 1 else f"{path.name} x {speed:g}", requests)
 
 
-def _read(path: Path, number: int, row: dict[str, str]) -> tuple[float, int, int]:
+def _read(path: Path, line: int, row: dict[str, str]) -> tuple[float, int, int]:
     try:
         found = float(row["arrival_s"]), int(row["prompt_tokens"]), int(row["output_tokens"])
     except (KeyError, TypeError, ValueError) as error:
         raise UsageProblem(
-            f"{path}:{number + 2} is no request: the columns are arrival_s, prompt_tokens, output_tokens"
+            f"{path}:{line} is no request: the columns are arrival_s, prompt_tokens, output_tokens"
         ) from error
-    if not math.isfinite(found[0]) or min(found[1:]) < 1:
-        raise UsageProblem(f"{path}:{number + 2}: a time that is no number, or a length below 1")
+    if not math.isfinite(found[0]) or min(found[1:]) < 1 or max(found[1:]) > MOST_TOKENS:
+        raise UsageProblem(
+            f"{path}:{line}: a time that is no number, or a length not between 1 and {MOST_TOKENS}"
+        )
     return found
 
 

@@ -205,8 +205,10 @@ def _take(data: str, answered: Answered, at_s: float) -> bool:
         return True
     try:
         event = json.loads(data)
-    except ValueError:
-        answered.problem = f"an event is no JSON: {data[:TOLD_CHARS]}"
+    except (ValueError, RecursionError):
+        event = None
+    if not isinstance(event, dict):
+        answered.problem = f"an event is no JSON object: {data[:TOLD_CHARS]}"
         return False
     if event.get("error"):
         answered.problem = _message(event["error"])

@@ -33,12 +33,16 @@ class LengthsType(click.ParamType["Lengths"]):
     name = "N|N-M"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Lengths:
-        from busbar.cli.load import Lengths
+        from busbar.cli.load import MOST_TOKENS, Lengths
 
         try:
             return Lengths.parse(value)
         except ValueError:
-            self.fail(f"{value!r} is neither a number of tokens nor a range such as 128-1024", param, ctx)
+            self.fail(
+                f"{value!r} is neither a number of tokens nor a range such as 128-1024, up to {MOST_TOKENS}",
+                param,
+                ctx,
+            )
 
 
 class TargetType(click.ParamType["Target"]):

@@ -27,7 +27,7 @@ from busbar.cli.load import (
     percentile,
 )
 from busbar.cli.load_report import Target, remarks, report
-from busbar.cli.load_run import Answered, Endpoint
+from busbar.cli.load_run import Answered, Endpoint, _take
 
 __all__ = ["home", "house"]
 
@@ -110,6 +110,7 @@ async def test_ctrl_c_shows_what_was_answered_and_begins_no_further_load(
         (("--rate", "1,x"), 2, "one number above 0"),
         (("--concurrency", "1.5"), 2, "one number above 0"),
         (("--rate", "1", "--prompt-tokens", "9-3"), 2, "neither a number of tokens nor a range"),
+        (("--rate", "1", "--output-tokens", "3-10000001"), 2, "neither a number of tokens nor a range"),
         (("--rate", "1", "--target", "ttft"), 2, "write seconds such as"),
         (("--rate", "1", "--target", "ttft=-1"), 2, "write seconds such as"),
         (("--rate", "1", "--field", "a=b"), 2, "write NAME=JSON"),
@@ -170,6 +171,12 @@ def test_a_file_of_requests_begins_at_once_and_may_run_faster(tmp_path: Path) ->
         ("arrival_s,prompt_tokens,output_tokens\n1,2,3\nx,2,3\n", ":3 is no request"),
         ("arrival_s,prompt_tokens,output_tokens\nnan,2,3\n", ":2: a time"),
         ("arrival_s,prompt_tokens,output_tokens\n1,0,3\n", ":2: a time"),
+        (
+            "arrival_s,prompt_tokens,output_tokens\n1,10000000,3\n1,10000001,3\n",
+            ":3: .* between 1 and 10000000",
+        ),
+        ("arrival_s,prompt_tokens,output_tokens\n1,2,99999999999\n", ":2: .* between 1 and 10000000"),
+        ("arrival_s,prompt_tokens,output_tokens\n\n1,2,3\n\nx,2,3\n", ":5 is no request"),
         ("arrival_s,prompt_tokens,output_tokens\n1,2\n", ":2 is no request"),
     ],
 )
@@ -178,6 +185,14 @@ def test_a_bad_file_is_refused_with_its_line(tmp_path: Path, text: str, says: st
     path.write_text(text)
     with pytest.raises(UsageProblem, match=says):
         load_of_file(path, None, 1.0)
+
+
+@pytest.mark.parametrize("data", ["{", "5", "null", "[]", '"x"', "[" * 100_000])
+def test_an_event_that_is_no_object_is_the_requests_problem(data: str) -> None:
+    found = Answered(Request(0, 0.0, 10, 4), 0.0)
+    assert _take(data, found, 1.0) is False
+    assert found.problem.startswith("an event is no JSON object: ")
+    assert len(found.problem) < 400
 
 
 def test_prompts_have_as_many_tokens_as_asked_for_and_share_their_beginning() -> None:
