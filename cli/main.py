@@ -7,6 +7,7 @@ runs or its own help is shown. Commands of other parts (`up`, `train`, `serve`, 
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -155,6 +156,10 @@ def _carry_out(arguments: Sequence[str] | None) -> int:
 
 def main() -> None:
     """Entry point."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal or file in another encoding than UTF-8 has not every character.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
     if sys.stdin is None:  # the caller has closed it: there is nothing to read
         sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the process lives
     end_on_sigterm()

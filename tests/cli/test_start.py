@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -97,6 +98,18 @@ def test_a_full_disk_under_the_output_is_a_sentence() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (1, "Error: No space left on device\n")
+
+
+def test_a_character_that_the_output_cannot_have_is_written_as_its_number() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "busbar.cli.main", "simulate", "--help"],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        text=True,
+        encoding="latin-1",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u2026" in done.stdout
 
 
 def test_commands_of_other_parts_are_listed_without_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:
