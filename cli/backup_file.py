@@ -92,8 +92,7 @@ class BackupFile:
 
     def objects(self) -> list[Document]:
         """The objects in the order in which they are restored."""
-        text = b"".join(self.pieces(OBJECTS)).decode()
-        return [json.loads(line) for line in text.splitlines()]
+        return [json.loads(line) for line in b"".join(self.pieces(OBJECTS)).splitlines()]
 
     def key(self) -> Document | None:
         """The sealed workload key, if there is one."""

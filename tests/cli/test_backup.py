@@ -58,6 +58,15 @@ def test_a_file_is_for_its_owner_only_and_its_parts_come_back(tmp_path: Path) ->
     assert [each.name for each in tmp_path.iterdir()] == ["b.zip"]
 
 
+def test_texts_with_characters_that_end_lines_elsewhere_come_back(tmp_path: Path) -> None:
+    document = {"kind": "Tenant", "spec": {"displayName": "a\u2028b\u2029c\x85d\x0b\x1c"}}
+    with BackupWriter(tmp_path / "b.zip") as out:
+        out.add(DATABASE, whole(DUMP))
+        out.add(OBJECTS, [json.dumps(document, ensure_ascii=False).encode() + b"\n"] * 2)
+        out.finish(version="0.1.0", server="https://busbar.test", made_at=AT)
+    assert open_backup(tmp_path / "b.zip").objects() == [document, document]
+
+
 def test_an_existing_file_is_replaced_only_on_request(tmp_path: Path) -> None:
     path = tmp_path / "b.zip"
     path.write_text("mine")
