@@ -25,6 +25,7 @@ import httpx2
 from busbar.cli import results
 from busbar.cli.answers import error_of, foreign, is_of, parsed, unexpected, unreachable
 from busbar.cli.errors import BusbarError, UsageProblem
+from busbar.cli.lines import Lines
 from busbar.cli.results import KINDS, TRAINING_JOB, Kind, Object
 from busbar.kube.contracts.power_view import FeedPower, NodePower
 from busbar.kube.contracts.service_plan import ServicePlanAnswer
@@ -168,7 +169,10 @@ class Client:
                     raise error_of(self.server, response)
                 if not is_of(response, "text/plain"):
                     raise foreign(self.server, response)
-                yield from response.iter_lines()
+                lines = Lines()
+                for piece in response.iter_bytes():
+                    yield from lines.of(piece)
+                yield from lines.rest()
         except httpx2.RequestError as error:
             raise unreachable(self.server, error) from error
 

@@ -23,6 +23,7 @@ import httpx2
 from busbar.cli.batches import error_of
 from busbar.cli.client import trust_of
 from busbar.cli.errors import BusbarError, Unreachable
+from busbar.cli.lines import Lines
 from busbar.cli.load import PROBES, Load, Request, Texts, words
 
 TOLD_CHARS = 300
@@ -191,10 +192,11 @@ async def _stream(
         if response.status_code != 200:
             answered.problem = f"{response.status_code}: {_words_of(await response.aread())}"
             return
-        whole = False
-        async for line in response.aiter_lines():
-            if line.startswith("data:"):
-                whole = _take(line[5:].strip(), answered, now()) or whole
+        whole, lines = False, Lines()
+        async for piece in response.aiter_bytes():
+            for line in lines.of(piece):
+                if line.startswith("data:"):
+                    whole = _take(line[5:].strip(), answered, now()) or whole
         if not whole and not answered.problem:
             answered.problem = "the answer ended before its end"
 

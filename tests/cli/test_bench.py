@@ -8,6 +8,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from tests.cli.conftest import Done, home, run_busbar
 from tests.gateway.conftest import house
@@ -27,7 +28,7 @@ from busbar.cli.load import (
     percentile,
 )
 from busbar.cli.load_report import Target, remarks, report
-from busbar.cli.load_run import Answered, Endpoint, _take
+from busbar.cli.load_run import Answered, Endpoint, _stream, _take
 
 __all__ = ["home", "house"]
 
@@ -185,6 +186,15 @@ def test_a_bad_file_is_refused_with_its_line(tmp_path: Path, text: str, says: st
     path.write_text(text)
     with pytest.raises(UsageProblem, match=says):
         load_of_file(path, None, 1.0)
+
+
+async def test_an_answer_with_a_character_that_ends_lines_elsewhere_is_whole() -> None:
+    events = ('data: {"choices": [{"delta": {"content": "a\u2028b\x85c"}}]}', "data: [DONE]")
+    answer = httpx2.Response(200, content="\n\n".join([*events, ""]).encode())
+    found = Answered(Request(0, 0.0, 10, 4), 0.0)
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(lambda request: answer)) as client:
+        await _stream(client, Endpoint("http://bench.test/v1", None, "m"), Texts(), found, lambda: 1.0)
+    assert (found.problem, list(found.pieces_s)) == ("", [1.0])
 
 
 @pytest.mark.parametrize("data", ["{", "5", "null", "[]", '"x"', "[" * 100_000])

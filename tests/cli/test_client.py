@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from busbar.api.routes import schemas
 from busbar.cli import completions, errors, results
 from busbar.cli.client import Client, kind_of
+from busbar.cli.lines import Lines
 from busbar.cli.main import busbar
 from busbar.cli.results import MODEL_SERVICE, TRAINING_JOB, Object
 from busbar.kube.types import TrainingJob
@@ -286,6 +287,26 @@ def test_scaling_and_giving_back() -> None:
     here.scale("n", "s", 2)
     assert here.scale("n", "s", None).kind is MODEL_SERVICE
     assert bodies == [{"replicas": 2}, {"replicas": None}]
+
+
+def test_a_log_has_the_lines_that_its_writer_made() -> None:
+    here = client(
+        lambda request: httpx2.Response(
+            200,
+            headers={"content-type": "text/plain"},
+            content='{"a": "x\u2028y\x85z\x0c"}\n\nb\r\n10 %\r20 %'.encode(),
+        )
+    )
+    assert list(here.logs(OF_JOB)) == ['{"a": "x\u2028y\x85z\x0c"}', "", "b", "10 %", "20 %"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_lines_are_the_same_in_pieces_of_any_size(size: int) -> None:
+    text = "a\u2028b\n\nc\r\nd\re\r\r\nf\u00e9".encode()
+    lines = Lines()
+    found = [line for at in range(0, len(text), size) for line in lines.of(text[at : at + size])]
+    assert found + lines.rest() == ["a\u2028b", "", "c", "d", "e", "", "f\u00e9"]
+    assert lines.rest() == []
 
 
 def test_logs_come_line_by_line_and_errors_of_them_are_errors() -> None:
