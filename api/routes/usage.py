@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -109,7 +109,7 @@ def _file(text: str, name: str) -> Response:
 
 
 def time_range(since: datetime | None, until: datetime | None, now: datetime) -> tuple[datetime, datetime]:
-    """The range that was asked for.
+    """The range that was asked for, in UTC.
 
     Raises:
         Invalid: a time without a zone or out of bounds, or an end before the beginning.
@@ -119,8 +119,8 @@ def time_range(since: datetime | None, until: datetime | None, now: datetime) ->
             raise Invalid(f"{name} needs a time zone, for example 2026-01-31T00:00:00Z", field=name)
         if value is not None and not 1970 <= value.year <= 9000:
             raise Invalid(f"{name} must lie between the years 1970 and 9000", field=name)
-    end = until or now
-    start = since or end - DEFAULT_RANGE
+    end = (until or now).astimezone(UTC)
+    start = end - DEFAULT_RANGE if since is None else since.astimezone(UTC)
     if start >= end:
         raise Invalid("since must be before until", field="since")
     return start, end

@@ -29,11 +29,11 @@ class Moment(click.ParamType[datetime]):
             return value
         text = str(value)
         units = {"d": "days", "h": "hours", "m": "minutes"}
-        if text[:-1].isdigit() and text[-1] in units:
-            return datetime.now(UTC) - timedelta(**{units[text[-1]]: int(text[:-1])})
         try:
+            if text[:-1].isdigit() and text[-1] in units:
+                return datetime.now(UTC) - timedelta(**{units[text[-1]]: int(text[:-1])})
             moment = datetime.fromisoformat(text)
-        except ValueError:
+        except (OverflowError, ValueError):
             self.fail(
                 f"{text!r} is not a time; write 2026-01-31, 2026-01-31T12:00:00Z, 7d or 12h", param, ctx
             )

@@ -16,7 +16,20 @@ async def test_usage_is_shown_and_understands_how_long_ago(site: Site) -> None:
     assert done.code == 0
     found = json.loads((await site.busbar("usage", "--by", "model", "-o", "json")).out)
     assert found["by"] == "model"
-    assert (await site.busbar("usage", "--since", "yesterday")).code == 2
+    for wrong in ("yesterday", "99999999999999d", "9999999d", "²d", "9" * 5000 + "h"):
+        done = await site.busbar("usage", "--since", wrong)
+        assert (done.code, "is not a time; write" in done.err) == (2, True), done.err
+
+
+async def test_times_of_other_zones_are_shown_in_utc_and_those_out_of_range_are_refused(site: Site) -> None:
+    span = ("--since", "2026-02-28T23:30:00-02:00", "--until", "2026-03-01T14:00:00+09:00")
+    for by in ("tenant", "job"):
+        assert (await site.busbar("usage", "--by", by, *span)).lines[0] == (
+            f"2026-03-01 01:30 to 2026-03-01 05:00 UTC, by {by}"
+        )
+    for far in ("9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"):
+        done = await site.busbar("usage", "--since", far)
+        assert (done.code, "since" in done.err) == (1, True), done.err
 
 
 async def test_usage_is_exported_as_a_file_and_by_user_and_job(site: Site) -> None:
