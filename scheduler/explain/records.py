@@ -98,15 +98,14 @@ class _Records:
 
     def add(self, assignment: Assignment, record: WaitingRecord, position: int = 0) -> None:
         job = assignment.job
-        stamped = record.stamped(
+        self.found[job.id] = record.stamped(
             job.id,
             record.offer or self.reasons.offer(assignment, record.resource),
             position,
             self._identity,
             max(0.0, self._round.now - job.submitted_at_s),
+            self.reservations.get(job.id),
         )
-        reservation = self.reservations.get(job.id)
-        self.found[job.id] = stamped if reservation is None else replace(stamped, reservation=reservation)
 
     def keep_releasing(self, assignment: Assignment) -> bool:
         """Keep the earlier record of a job that is still being stopped, if there is one."""
@@ -121,8 +120,10 @@ class _Records:
         job = assignment.job.id
         if self._round.keeps_promised_place(assignment):
             known, reservation = self._last.with_react_code[job], self.reservations.get(job)
-            same = known.reservation == reservation
-            self.found[job] = known if same else replace(known, reservation=reservation)
+            if known.reservation != reservation:
+                own = known.offer, known.position, known.round, known.waited_s
+                known = known.stamped(job, *own, reservation)
+            self.found[job] = known
 
     @property
     def known(self) -> Mapping[JobId, WaitingRecord]:

@@ -141,10 +141,13 @@ class Change:
     needed: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class WaitingRecord:
     """Why one job waits, recomputed in every round. Amounts are thousandths of an accelerator (or CPU
-    millicores, MiB, watts when `resource` says "cpu", "memory", "watts")."""
+    millicores, MiB, watts when `resource` says "cpu", "memory", "watts").
+
+    Never changed once it is made, like a `Candidate`: `frozen` would make a plan's many fifteen times as slow to build.
+    """
 
     job: JobId
     code: WaitCode
@@ -200,8 +203,16 @@ class WaitingRecord:
         opened."""
         return not self.never and self.code is not WaitCode.NODES_CLOSED
 
-    def stamped(self, job: JobId, offer: float, position: int, round_: str, waited_s: float) -> WaitingRecord:
-        """The record for one job of one round. (`dataclasses.replace` takes three times as long, and an event
+    def stamped(
+        self,
+        job: JobId,
+        offer: float,
+        position: int,
+        round_: str,
+        waited_s: float,
+        reservation: Reservation | None,
+    ) -> WaitingRecord:
+        """The record for one job of one round. (`dataclasses.replace` takes several times as long, and an event
         that stops five hundred jobs makes as many records.)"""
         return WaitingRecord(
             job,
@@ -225,8 +236,9 @@ class WaitingRecord:
             self.mode,
             self.fits_m,
             self.above_limit,
-            domain=self.domain,
-            power_cap=self.power_cap,
+            reservation,
+            self.domain,
+            self.power_cap,
         )
 
 
