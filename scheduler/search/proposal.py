@@ -66,7 +66,8 @@ def propose(
         return _REFUSED
     with round_.trial() as trial:
         round_.clear(claim.assignment)
-        with lifted(hold for hold in round_.holds.values() if round_.passes(claim.assignment, hold)):
+        applied = (hold for hold in round_.holds.values() if hold.applied)
+        with lifted(hold for hold in applied if round_.passes(claim.assignment, hold)):
             if not _take(claim, rule, groups, inside):
                 return _REFUSED
         if rule.at_once and claim.assignment.waits_for_release:
