@@ -105,15 +105,15 @@ def _take(state: PlanningState, one: Reservation) -> None:
         state.cluster.feeds is not None
         or nodes.width
         or assignment.job.kind is JobKind.OPAQUE
-        or not nodes.may_hold(assignment.job, candidate.placed(one.placement.nodes))
+        or not nodes.may_hold(assignment.job, one.placement)
     ):
         return
     places = [nodes.index[name] for name in one.placement.nodes]
     hold = Hold(assignment, candidate, nodes, since_of(nodes, one), places)
     hold.collected = len(set(places))
-    place = hold.placement
-    assignment.candidate = state.candidates.for_nodes(assignment.option, candidate, place.nodes)
-    assignment.placement = assignment.candidate.placed(place.nodes)
+    names = tuple(nodes.nodes[i].name for i in hold.places)
+    assignment.candidate = state.candidates.for_nodes(assignment.option, candidate, names)
+    assignment.placement = assignment.candidate.placed(names)
     assignment.waits_for_release = True
     nodes.take_promised(assignment.placement)
     state.count_place(assignment)
