@@ -111,6 +111,19 @@ def rotation() -> Iterator[Scenario]:
         ),
         lambda o: o.work("b", 1, 9),
     )  # fmt: skip
+    gangs = tuple(job(f"g{i}", 1, gpus=8, pods=2, at=60.0 + i) for i in range(6))
+    small = tuple(job(f"s{i:03d}", 0.1, gpus=4, tenant="b") for i in range(400))
+    for known in (True, False):
+        yield Scenario(
+            "a tenant's gangs of an hour fill everything, one after the other, beside another's jobs of six minutes"
+            + ("" if known else ", lengths unknown"),
+            "rotation in time",
+            "Each has everything half of the time, as after each gang the other tenant has its hour; one tenth of that is "
+            "granted for collecting the nodes. The lesser of the two, as a part of its half.",
+            at_least(0.9), "of its half in hours 1-9",
+            Situation(cluster({"H100": 2}, *TWO), (*gangs, *small), 9, lengths_known=known),
+            lambda o: min(o.work("a", 1, 9) / 16**0.9, o.work("b", 1, 9) / (4 * 4**0.9)) * 2,
+        )  # fmt: skip
 
 
 def makespan() -> Iterator[Scenario]:

@@ -338,7 +338,8 @@ class Policy:
     """A larger job that has waited this many times its own expected duration is not passed by smaller ones of
     equal right any longer: it gets a reservation. People accept to be passed for about as long as they asked
     for; 0: no such reservations. With the objective makespan this holds against jobs that came later: it has waited so
-    many times what the list still takes, and so long newer ones came."""
+    many times what the list still takes, and so long newer ones came. A job larger than its tenant's share waits for less
+    where that makes its time the share (`search/turns.py`)."""
     expected_run_s: float = 3600.0
     """Least expected duration of a job whose length is unknown. More is expected where the jobs that run now have
     run for longer on average."""

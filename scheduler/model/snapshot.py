@@ -414,6 +414,8 @@ class Reservation:
     backfilled: tuple[JobId, ...] | None = None
     """Jobs that were started in the collected room on condition that they leave it; None: not known (it was read from a
     status), so whatever started on these nodes since they are collected."""
+    turn_s: float = 0.0
+    """When its tenant's turn is, if the job is larger than its tenant's share (`search/turns.py`)."""
 
     @property
     def nodes(self) -> int:

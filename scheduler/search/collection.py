@@ -19,6 +19,7 @@ from .round import Round
 from .rules import share_run_s
 from .state import Assignment
 from .surplus import spare_m
+from .turns import turn_s
 from .watt_ends import Ends, WattEnds, ends_of, promised, watts_there
 
 
@@ -59,6 +60,7 @@ class Collection:
         since_s: dict[int, float],
         others: Set[int] = frozenset(),
         backfilled: Set[JobId] | None = frozenset(),
+        known_turn_s: float = 0.0,
     ) -> None:
         """Find out who leaves which node when.
 
@@ -67,7 +69,9 @@ class Collection:
             others: nodes that are collected for others.
             backfilled: jobs that were started in the room on condition that they leave it; None: not known, so whatever
                 started on these nodes since they are collected.
+            known_turn_s: when the reservation says that the job's turn is.
         """
+        self.turn_s = turn_s(round_, assignment, known_turn_s)
         self.backfilled = backfilled
         self.round, self.assignment, self.candidate, self.since_s = round_, assignment, candidate, since_s
         self.nodes = round_.cluster.pools[candidate.pool]
@@ -303,7 +307,8 @@ class Collection:
         since_s = {i: self.since_s.get(i, now) for i in places}
         hold = Hold(self.assignment, self.candidate, self.nodes, since_s, places)
         hold.backfilled = None if self.backfilled is None else set(self.backfilled)
-        hold.start_s = watts.at_s
+        hold.turn_s = self.turn_s
+        hold.start_s = max(watts.at_s, self.turn_s)
         if hold.watts is not None:
             hold.watts.promised = promised(self.round, self.assignment.job.id)
         hold.leaving = {one.job.id: one for one in watts.leaving}

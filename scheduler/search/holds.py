@@ -121,6 +121,8 @@ class Hold:
         self.since_s = since_s
         self.start_s = 0.0
         """When all room is there: an estimate."""
+        self.turn_s = 0.0
+        """When the holder's turn is, if it is larger than its tenant's share (`turns.py`)."""
         self.collected = 0
         """Nodes whose room is there, or can be taken at once."""
         self.patient = False

@@ -34,7 +34,8 @@ may have them: who is to be stopped for a reservation stands on its nodes.
 
 A reservation for patience is used when it is due (`Shares.are_due`): a tenant that holds more than its share does not
 take more by it while another lacks a part of its own, and jobs inside a share pass it until then. A job too large for
-its tenant's share is always due.
+its tenant's share is due when it has its turn after others of its tenant (`turns.py`), and is patient when its own time is
+in proportion; at once where nobody else takes the room.
 
 With the objective makespan the expected duration is at least that of the whole list, and a job waits for its patience only
 while newer ones come: jobs of one list do not pass each other, they run in the order in which the list ends first.
@@ -60,6 +61,7 @@ with a backlog move 1.4 times as often.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from itertools import islice
 
 from ..candidates.candidate import Candidate, SharedCandidates
 from ..fairness.quota import Right
@@ -80,8 +82,8 @@ from .victim_groups import Victim, VictimGroup
 OPTIONS = 4
 """Candidates that are compared for one reservation: the best pools, each with the fewest pods."""
 
-_Unready = tuple[Assignment, Candidate, dict[int, float], tuple[JobId, ...] | None]
-"""A reservation whose room is not there: holder, candidate, since when each node is collected, who was backfilled."""
+_Unready = tuple[Assignment, Candidate, dict[int, float], Reservation]
+"""A reservation whose room is not there: holder, candidate, since when each node is collected."""
 
 
 # -- claims ---------------------------------------------------------------------------------------------------
@@ -119,6 +121,7 @@ def keep(
         since_s, hold = since_of(nodes, reservation), None
         if _is_there(nodes, assignment.job, candidate.placed(place.nodes)):  # a node of it may be gone
             hold = Hold(assignment, candidate, nodes, since_s, [nodes.index[name] for name in place.nodes])
+            hold.turn_s = reservation.turn_s
         if (
             hold is not None
             and not _too_early(round_, hold, unready, reservation)
@@ -130,8 +133,8 @@ def keep(
                     reservation, hold, assignment.placement
                 )
         else:
-            unready.append((assignment, candidate, since_s, reservation.backfilled))
-    for assignment, candidate, since_s, backfilled in unready:
+            unready.append((assignment, candidate, since_s, reservation))
+    for assignment, candidate, since_s, known_one in unready:
         others = {
             i
             for _, other, own, _ in unready
@@ -144,7 +147,8 @@ def keep(
             candidate,
             since_s,
             others,
-            None if backfilled is None else frozenset(backfilled),
+            None if known_one.backfilled is None else frozenset(known_one.backfilled),
+            known_one.turn_s,
         )
         kept = _kept(round_, collection, thorough)
         if kept is not None:
@@ -155,7 +159,8 @@ def keep(
 def reserve(round_: Round, blocked: Iterable[Assignment]) -> list[Assignment]:
     """Make reservations for blocked jobs that are first in line. Returns the jobs to try again: those whose
     room is there, and those that this round had placed on their nodes."""
-    policy = round_.policy
+    if _are_enough(round_):
+        return []
     large: dict[int, bool] = {}
     waiting = [
         a
@@ -165,36 +170,42 @@ def reserve(round_: Round, blocked: Iterable[Assignment]) -> list[Assignment]:
         and a.job.id not in round_.holds
         and _large(a.option.shared, large)
     ]
-    if not waiting or not policy.reservations:
+    if not waiting:
         return []
     again: list[Assignment] = []
     smallest = min(round_.state.sizes)
     claims = [a for a in waiting if _by_right(round_, a)]
-    patient = [a for a in waiting if least_m(a.job) > smallest and round_.is_patient(a)]
-    patient.sort(key=lambda a: (round_.holdings.held_per_weight(a.job.tenant), a.job.waits_since_s, a.job.id))
-    by_patience = sum(hold.patient for hold in round_.holds.values())
     by_right = {a.job.id for a in claims}
-    searches = policy.reservations
-    for assignment in [*claims, *patient]:
-        if assignment.job.id in round_.holds:
-            continue
-        own = assignment.job.id not in by_right
-        waits = sum(hold.holder.placement is None for hold in round_.holds.values())
-        if waits >= policy.reservations or (own and 2 * by_patience >= policy.reservations):
-            continue
-        if not searches:
+    patient = [
+        a for a in waiting if a.job.id not in by_right and least_m(a.job) > smallest and round_.is_patient(a)
+    ]
+    patient.sort(key=lambda a: (round_.holdings.held_per_weight(a.job.tenant), a.job.waits_since_s, a.job.id))
+    for own, first in ((False, claims), (True, patient)):
+        again += _reserve_some(round_, first, own)
+    return again
+
+
+def _reserve_some(round_: Round, waiting: Iterable[Assignment], patient: bool) -> list[Assignment]:
+    """The same for jobs of one kind; as many are tried as there may be reservations."""
+    most, again = round_.policy.reservations, list[Assignment]()
+    for assignment in islice(waiting, most):
+        if _are_enough(round_) or (patient and 2 * sum(one.patient for one in round_.holds.values()) >= most):
             break
-        searches -= 1
         hold, cleared = _found(round_, assignment)
         if hold is None:
             continue
-        hold.patient = own
-        by_patience += own
+        hold.patient = patient
         _add(round_, hold, set(hold.places))
         again += cleared
         if hold.start_s <= round_.now:
             again.append(assignment)
     return again
+
+
+def _are_enough(round_: Round) -> bool:
+    """Whether as many jobs wait with a reservation as may (`Policy.reservations`)."""
+    waits = sum(hold.holder.placement is None for hold in round_.holds.values())
+    return waits >= round_.policy.reservations
 
 
 def _large(shared: SharedCandidates, known: dict[int, bool]) -> bool:
@@ -401,6 +412,7 @@ def reservations(round_: Round, made: Iterable[Action]) -> tuple[Reservation, ..
                 round_.now if started else hold.start_s,
                 count if started else hold.collected,
                 None if hold.backfilled is None else tuple(sorted(hold.backfilled & hold.leaving.keys())),
+                0.0 if started else hold.turn_s,
             )
         )
     return (*found, *_promised(round_, delayed))

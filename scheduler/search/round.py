@@ -112,7 +112,7 @@ class Round:
         self.held_before = held_without(state)
         """Units that each tenant held when the round began."""
         self._disruption_budget = self._budget(state.snapshot)
-        self.shares = Shares(state)
+        self.shares = Shares(state, now)
         self.cluster.begin()
 
     def _budget(self, snapshot: Snapshot) -> int:
@@ -534,7 +534,8 @@ class Round:
         if listed is not None:  # who did not come later does not pass it
             waited_s = min(waited_s, listed.last_s - job.submitted_at_s)
             least_s = max(least_s, listed.ends_s)
-        return waited_s >= policy.patience * max(self.expected_s(assignment), least_s)
+        patience = self.shares.excess(assignment) or policy.patience
+        return waited_s >= patience * max(self.expected_s(assignment), least_s)
 
     def is_patient(self, assignment: Assignment) -> bool:
         """Whether a waiting job has waited so long that smaller ones do not pass it any more."""

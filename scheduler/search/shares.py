@@ -17,9 +17,9 @@ from .state import Assignment, PlanningState, RankedCandidate
 class Shares:
     """The shares of one round."""
 
-    def __init__(self, state: PlanningState) -> None:
+    def __init__(self, state: PlanningState, now: float) -> None:
         """Find out who is held to its share: tenants with jobs that wait, if these are several and no type is left over."""
-        self._holdings, self._state = state.holdings, state
+        self._holdings, self._state, self._now = state.holdings, state, now
         self._best: dict[int, tuple[SharedCandidates, dict[str, float]]] = {}
         self._limited: frozenset[str] = frozenset()
         kinds = [kind for kind, amount in state.holdings.capacity_m.items() if amount > 0]
@@ -72,10 +72,19 @@ class Shares:
         units = self._holdings.units_of(candidate.accelerator, candidate.accelerators_m)
         return round(candidate.speed / max(units, EPS), 9)
 
+    def excess(self, assignment: Assignment) -> float:
+        """By how many times its tenant's share a job is larger than the share (`turns.py`), at most `Policy.patience`; 0: it
+        is not."""
+        share = self._holdings.entitled.get(assignment.job.tenant, 0.0)
+        asked = min((self._holdings.units_of(*size) for size in assignment.option.sizes), default=0.0)
+        return min(asked / share - 1, self._state.policy.patience) if 0 < share < asked - EPS else 0.0
+
     def are_due(self, hold: Hold) -> bool:
-        """Whether the holder of a reservation may take its place: not by patience, if its tenant holds more than its
-        share already and another lacks a part of its own, unless the job is too large for any share. Jobs that were
-        started in the room of the reservation do not count: they leave it."""
+        """Whether the holder of a reservation may take its place: not before its turn, if the job is larger than its tenant's
+        share; another not by patience, if its tenant holds more than its share already and another lacks a part of its own.
+        Jobs that were started in the room of the reservation do not count: they leave it."""
+        if hold.turn_s > self._now:
+            return False
         tenant, candidate = hold.holder.job.tenant, hold.candidate
         holdings = self._holdings
         if holdings.right(tenant, candidate.accelerator, candidate.accelerators_m) is not Right.BORROWING:

@@ -71,7 +71,7 @@ def test_each_tenant_has_the_type_that_brings_it_most_for_its_share() -> None:
     ids=["both wait", "one tenant", "room for all", "one type"],
 )
 def test_shares_limit_where_several_ask_for_more_than_there_is(snapshot: Snapshot, limited: bool) -> None:
-    shares = Shares(PlanningState(snapshot, POLICY, NOW))
+    shares = Shares(PlanningState(snapshot, POLICY, NOW), NOW)
     assert shares.limit("a") is limited
 
 
