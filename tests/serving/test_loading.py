@@ -121,6 +121,13 @@ def test_shards_are_read_through_their_index(folder: Path, llama: tuple[Path, An
     assert tokens_of(generate(load_engine(folder), prompt, greedy_params(8))[0]) == tokens_of(whole[0])
 
 
+def test_a_whole_file_goes_before_an_index(folder: Path) -> None:
+    """As in transformers and in training: a folder that was saved twice may have both."""
+    index = {"weight_map": {NORM: "of-an-earlier-save.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert set(checkpoint.Checkpoint(folder)) == set(load_file(folder / WEIGHTS))
+
+
 def test_loading_never_holds_more_than_a_few_tensors_of_the_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +164,7 @@ def test_loading_never_holds_more_than_a_few_tensors_of_the_file(
 
 
 def test_an_index_cannot_point_out_of_the_folder(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
     index = {"weight_map": {NORM: "../other/model.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelFileMissing, match="is missing"):

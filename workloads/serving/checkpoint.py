@@ -46,14 +46,16 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
 
 def _shards(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
+    single, index = "model.safetensors", folder / "model.safetensors.index.json"
+    if (
+        index.is_file() and not (folder / single).is_file()
+    ):  # where both are, transformers reads the one file, too
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelCorrupt(f"{index} is not a shard index: {error!r}") from error
     else:
-        names = ["model.safetensors"]
+        names = [single]
     for name in names:
         if Path(name).name != name or not (folder / name).is_file():
             raise ModelFileMissing(
