@@ -137,6 +137,29 @@ def test_tokens_decode_to_the_very_bytes() -> None:
     assert table[end_of_text_id(tokenizer)] == b""
 
 
+@pytest.mark.parametrize(
+    ("settings", "token"),
+    [
+        ('{"eos_token": "<END>"}', "<END>"),
+        ('{"eos_token": {"content": "<END>", "lstrip": false}}', "<END>"),
+        ('{"eos_token": null}', "<first>"),
+        ('{"eos_token": "<unknown>"}', "<first>"),
+        ("[", "<first>"),
+        (None, "<first>"),
+    ],
+)
+def test_documents_end_with_the_token_that_a_saved_tokenizer_names(
+    tmp_path: Path, settings: str | None, token: str
+) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.add_special_tokens(["<first>", "<END>"])
+    if settings is not None:
+        (tmp_path / "tokenizer_config.json").write_text(settings)
+    assert tokenizer.id_to_token(end_of_text_id(tokenizer, tmp_path)) == token
+    tokenizer.add_special_tokens(["</s>"])
+    assert tokenizer.id_to_token(end_of_text_id(tokenizer, tmp_path)) == "</s>", "a usual name comes first"
+
+
 def test_packing_stops_when_it_has_enough(text_folder: Path) -> None:
     documents = open_corpus("pvc://text", text_folder, 0.0).train
     read = list[str]()

@@ -48,6 +48,7 @@ from busbar.workloads.training.token_size import expected_tokens
 from busbar.workloads.training.tokenizer import (
     end_of_text_id,
     load_tokenizer,
+    named_end,
     tokenizer_hash,
     train_tokenizer,
 )
@@ -119,7 +120,7 @@ def prepare(
     bad = replace(facts.bad)
     source: Source
     if makes:
-        end = end_of_text_id(tokenizer)
+        end = end_of_text_id(tokenizer, saved_tokenizer)
         room(facts.tokens * TOKEN_BYTES, _missing_bytes(order, tokenizer, wanted, facts))
         parts = pack(order, encoder(tokenizer), end, wanted, length, bad.add, facts.place)
         source = maker = Maker(cache, facts, bad, parts, confirm)
@@ -173,7 +174,8 @@ def _key(spec: EngineSpec, corpus: Corpus, saved_tokenizer: Path | None, wanted:
     saved = None
     if saved_tokenizer is not None:
         saved = hashlib.sha256((saved_tokenizer / "tokenizer.json").read_bytes()).hexdigest()
-    parts = [4, corpus.digest, spec.tokenizer.vocab_size, saved, spec.seed, wanted]
+        saved += named_end(saved_tokenizer)
+    parts = [5, corpus.digest, spec.tokenizer.vocab_size, saved, spec.seed, wanted]
     if corpus.has_rows:
         data = spec.data
         template = ChatTemplate(saved_tokenizer, data.chat_template).digest

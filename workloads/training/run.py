@@ -304,7 +304,7 @@ class Session:
         vocabulary, separator = self.spec.tokenizer.vocab_size or 0, 0
         if self.places.tokenizer is not None:
             tokenizer = load_tokenizer(self.places.tokenizer)
-            vocabulary, separator = table_size(tokenizer), end_of_text_id(tokenizer)
+            vocabulary, separator = table_size(tokenizer), end_of_text_id(tokenizer, self.places.tokenizer)
         recipe = model.open_model(self.spec, self.places.model, vocabulary, separator)
         on_cpu = self.device.type == "cpu"
         make_repeatable(self.device)
@@ -527,7 +527,8 @@ class Session:
         if not self.held_out:
             self.reporter.note("no bits per byte: the held-out files are empty")
             return None
-        encode, separator = encoder(prepared.tokenizer), end_of_text_id(prepared.tokenizer)
+        encode = encoder(prepared.tokenizer)
+        separator = end_of_text_id(prepared.tokenizer, self.places.tokenizer)
         sequence, micro_batch = self.spec.data.sequence_length, self.spec.batch.micro_batch
         if not together.first:  # for rank 0, which gathers this rank's part of the weights meanwhile
             evaluation.rows_bits(

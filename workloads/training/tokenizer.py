@@ -66,13 +66,23 @@ def table_size(tokenizer: Any) -> int:
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
-def end_of_text_id(tokenizer: Any) -> int:
-    """Id of the separator between documents: ours, or the usual names of others."""
-    for name in (END_OF_TEXT, "</s>", "<|end_of_text|>", "<|eot_id|>", "<eos>", "[SEP]"):
+def end_of_text_id(tokenizer: Any, folder: Path | None = None) -> int:
+    """Id of the separator between documents: ours, or the usual names of others, or what its folder says ends a text."""
+    for name in (END_OF_TEXT, "</s>", "<|end_of_text|>", "<|eot_id|>", "<eos>", "[SEP]", named_end(folder)):
         found = tokenizer.token_to_id(name)
         if found is not None:
             return int(found)
     return 0
+
+
+def named_end(folder: Path | None) -> str:
+    """The `eos_token` of a saved tokenizer's settings; empty: they name none."""
+    try:
+        found = json.loads((folder / "tokenizer_config.json").read_text())["eos_token"] if folder else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    found = found.get("content") if isinstance(found, dict) else found
+    return found if isinstance(found, str) else ""
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
@@ -119,7 +129,7 @@ def save_tokenizer(tokenizer: Any, folder: Path, context: int, saved: Path | Non
         return
     from transformers import PreTrainedTokenizerFast
 
-    end = tokenizer.id_to_token(end_of_text_id(tokenizer))
+    end = tokenizer.id_to_token(end_of_text_id(tokenizer, saved))
     PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, bos_token=end, eos_token=end, model_max_length=context
     ).save_pretrained(folder)
