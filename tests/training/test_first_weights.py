@@ -220,7 +220,7 @@ def start(gang: Gang, meeting: StoreMeeting, folder: Path | None) -> Measured:
     measured = Measured(
         moved[0],
         meter.peak_bytes(),
-        trainer.plan.phases["start"],
+        trainer.plan.phases["start"] - trainer.plan.host["checkpoint"],  # nothing is saved here
         trainer.plan.device["parameters"],
         demand.part_bytes,
     )
