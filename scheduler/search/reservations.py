@@ -134,7 +134,7 @@ def keep(
                 )
         else:
             unready.append((assignment, candidate, since_s, reservation))
-    for assignment, candidate, since_s, known_one in unready:
+    for assignment, candidate, since_s, before in unready:
         others = {
             i
             for _, other, own, _ in unready
@@ -147,8 +147,8 @@ def keep(
             candidate,
             since_s,
             others,
-            None if known_one.backfilled is None else frozenset(known_one.backfilled),
-            known_one.turn_s,
+            None if before.backfilled is None else frozenset(before.backfilled),
+            before.turn_s,
         )
         kept = _kept(round_, collection, thorough)
         if kept is not None:
