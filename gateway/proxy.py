@@ -85,6 +85,7 @@ class Proxy:
     ) -> web.StreamResponse:
         """Answer the client. Raises ClientError as long as nothing has been sent."""
         asks = estimate(call.path, call.document, self._ratio.of(service.key), service.max_model_len)
+        needs = self._needs(call, service, asks)  # may fail on what it reads, so before anything is held
         grant = await self._accept(call, service, key, asks)
         try:
             usage = self._recorder.begin(
@@ -100,12 +101,8 @@ class Proxy:
             grant.settle(0)
             raise
         call = replace(call, headers=grant.headers)
-        delivery = Delivery(
-            call,
-            self._settings.resume_tokens,
-            self._needs(call, service, asks),
-            partial(self._picker.moved, service),
-        )
+        moved = partial(self._picker.moved, service)
+        delivery = Delivery(call, self._settings.resume_tokens, needs, moved)
         code = 499  # the client left
         try:
             with self._picker.visit(service, call.progress, batch=call.keep is not None):

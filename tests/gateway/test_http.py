@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
@@ -9,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.gateway.parts import KEY_A, KEY_B, House, key, route, text_of
+from tests.gateway.parts import KEY_A, KEY_B, PATIENCE_S, House, key, route, text_of
 
 
 async def test_a_completion_is_answered_by_the_service_of_the_model(house: House) -> None:
@@ -64,6 +65,27 @@ async def test_a_body_that_is_nested_too_deeply_is_refused_whoever_notices_it(ho
         async with session.post(f"{house.public}/v1/completions", data=text, headers=headers) as response:
             assert response.status in ((200,) if depth == 100 else (200, 400)), depth
     assert response.status == 400
+
+
+async def test_a_body_that_is_nested_too_deeply_holds_no_place_among_the_requests_in_hand(
+    house: House,
+) -> None:
+    await house.stop_gateway()
+    house.overrides["max_requests"] = 1
+    await house.start_gateway()
+    await house.publish(route("m", await house.engine()))
+    session = house.session
+    assert session is not None
+    for depth in range(940, 1000):
+        tools = '{"a":' * depth + "1" + "}" * depth
+        text = f'{{"model": "m", "messages": [], "tools": {tools}}}'
+        headers = {"Authorization": f"Bearer {KEY_A}"}
+        url = f"{house.public}/v1/chat/completions"
+        async with session.post(url, data=text, headers=headers) as response:
+            assert response.status in (200, 400, 503), depth
+    async with asyncio.timeout(PATIENCE_S):
+        while (await house.ask())[0] != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 TOOL = {
