@@ -250,6 +250,11 @@ async def _tell_errors(request: web.Request, handler: Handler) -> web.StreamResp
     except web.HTTPException as error:
         plain = BadRequest(f"{request.method} {request.path}: {error.reason}.")
         return _answer(plain, status=error.status)
+    except web.RequestPayloadError:
+        request.content.feed_eof()  # or aiohttp reads on, meets the same error, and logs it with a traceback
+        answer = _answer(BadRequest("The body cannot be read: it is not what Content-Encoding says."))
+        answer.force_close()  # where the next request begins is not known
+        return answer
     except ConnectionResetError:
         return web.Response(status=499)  # the client left; nobody reads this
     except RecursionError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 from collections.abc import AsyncIterator
@@ -267,6 +268,25 @@ async def test_a_name_that_stands_twice_in_an_object_is_refused_before_one_is_lo
     async with house.session.post(house.public + "/v1/completions", data=twice, headers=headers) as response:
         assert response.status == 400
         assert (await response.json())["error"]["param"] == "7"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/batches"])
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_a_body_that_is_not_what_its_encoding_says_is_a_400(
+    house: House, caplog: pytest.LogCaptureFixture, path: str, encoding: str
+) -> None:
+    await house.publish(route("m", await house.engine()))
+    headers = {"Authorization": f"Bearer {KEY_A}", "Content-Encoding": encoding}
+    plain = b'{"model": "m", "prompt": "hi"}'
+    assert house.session is not None
+    async with house.session.post(house.public + path, data=plain, headers=headers) as response:
+        assert response.status == 400
+        assert "Content-Encoding" in (await response.json())["error"]["message"]
+    headers["Content-Encoding"] = "gzip"
+    url = house.public + "/v1/completions"
+    async with house.session.post(url, data=gzip.compress(plain), headers=headers) as response:
+        assert response.status == 200
+    assert not [line for line in caplog.records if line.exc_info]
 
 
 async def test_a_large_body_goes_through_and_one_over_the_limit_is_refused(house: House) -> None:

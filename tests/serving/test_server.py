@@ -297,6 +297,10 @@ def test_a_body_that_is_too_large_or_no_json_is_refused(server: Running) -> None
     assert "not valid Unicode" in json.loads(body)["error"]["message"]
     status, _, body = server.call("GET", "/v1/completions", None)
     assert (status, json.loads(body)["error"]["type"]) == (405, "MethodNotAllowedError")
+    packed = {"Content-Encoding": "gzip"}
+    status, _, body = server.call("POST", "/v1/completions", b"{}", headers=packed)
+    assert status == 400
+    assert "Content-Encoding" in json.loads(body)["error"]["message"]
     twice = b'{"model": "tiny", "prompt": "a", "logit_bias": {"7": 1, "7": 2}}'
     status, _, body = server.call("POST", "/v1/completions", twice)
     assert status == 400

@@ -70,7 +70,11 @@ def answer_to(error: RequestError) -> web.Response:
 
 
 async def read_json(request: web.Request) -> object:
-    data = await request.read()
+    try:
+        data = await request.read()
+    except web.RequestPayloadError as error:
+        request.content.feed_eof()  # or aiohttp reads on, meets the same error, and logs it with a traceback
+        raise BadRequest("the body cannot be read: it is not what Content-Encoding says") from error
     try:
         return json.loads(data, object_pairs_hook=_unrepeated)
     except (ValueError, RecursionError) as error:
