@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -31,7 +32,7 @@ from busbar.gateway import sse
 from busbar.gateway.accounts import Accounts, Grant
 from busbar.gateway.delivery import Call, Delivery
 from busbar.gateway.endpoint_picker import EndpointPicker, Lease
-from busbar.gateway.errors import BadUpstream, ClientError, LimitReached, Unavailable, body
+from busbar.gateway.errors import BadRequest, BadUpstream, ClientError, LimitReached, Unavailable, body
 from busbar.gateway.lease_keeper import LeaseKeeper
 from busbar.gateway.metrics import Metrics
 from busbar.gateway.picking import Ask
@@ -47,6 +48,9 @@ from busbar.kube.contracts.streams import DIGEST_HEADER, RESUME_PATH, StreamEnd
 
 Client = web.Request | None
 """Who gets the answer; None: nobody, `Call.keep` does."""
+
+REFUSAL_SHOWN = 200
+"""Bytes of a replica's refusal that is not JSON."""
 
 log = logging.getLogger("busbar.gateway.proxy")
 
@@ -318,11 +322,13 @@ class Proxy:
         usage: Usage,
         data: bytes,
     ) -> web.StreamResponse:
-        try:
-            document = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise ReplicaFailedError("its answer is not JSON", refused=False) from error
-        counted = sse.tokens(document.get("usage")) if isinstance(document, dict) else None
+        document = _document(data)
+        if document is None and upstream.status == 200:
+            raise ReplicaFailedError("its answer is not a JSON object", refused=False)
+        if document is None:
+            document = body(_refusal(upstream.status, data))
+            data = json.dumps(document).encode()
+        counted = sse.tokens(document.get("usage"))
         if call.keep is not None:
             if counted and upstream.status == 200:
                 usage.set(*counted)
@@ -424,6 +430,21 @@ class Proxy:
                 if watch.silence is None:
                     raise
                 raise ConnectionResetError("the client stopped reading") from error
+
+
+def _document(data: bytes) -> dict[str, Any] | None:
+    """A replica's whole answer, None where it is not a JSON object."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _refusal(status: int, data: bytes) -> BadRequest:
+    """What a replica that is well says of a wrong request, where it does not say it in JSON."""
+    text = data[:REFUSAL_SHOWN].decode(errors="replace")
+    return BadRequest(f"The model server refused the request with the status {status}. It said: {text!r}.")
 
 
 def _owner(key: KeyIdentity) -> tuple[str, str, str]:

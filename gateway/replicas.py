@@ -168,4 +168,4 @@ def _check_status(response: aiohttp.ClientResponse) -> None:
 
 
 def _seconds(text: str | None) -> float | None:
-    return float(text) if text and text.isdigit() else None
+    return float(text) if text and text.isascii() and text.isdigit() else None

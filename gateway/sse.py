@@ -175,7 +175,7 @@ class Meter:
             raise BadUpstream("The model server sent an event that is not JSON.") from error
         if not isinstance(chunk, dict):
             raise BadUpstream("The model server sent an event that is not a JSON object.")
-        if "error" in chunk:
+        if chunk.get("error") is not None:
             self.failed = self.begun = True
             return event + b"\n\n"
         self._count(chunk)

@@ -112,6 +112,8 @@ class Engine(Server):
         self.bearer = bearer
         self.status = 200
         self.headers: dict[str, str] = {}
+        self.refusal: bytes | None = None
+        """Of any status: the whole answer in place of one in JSON."""
         self.die_at: int | None = None
         """Cut the connection before this word (0: before any byte; of a chat, after the role; behind the last: before
         the end of the stream)."""
@@ -165,6 +167,8 @@ class Engine(Server):
             self.running -= 1
 
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if self.refusal is not None:
+            return web.Response(status=self.status, body=self.refusal, headers=self.headers)
         if self.status != 200:
             return web.json_response({"error": {"message": "no"}}, status=self.status, headers=self.headers)
         if request.headers.get("Authorization") != f"Bearer {self.bearer}":

@@ -141,6 +141,39 @@ async def test_an_engine_without_continuous_usage_is_asked_without_it_from_then_
     assert house.api.total("id-a") == (2, 14, 4)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("status", "said"), [(400, b"max_tokens is too large"), (404, b""), (422, b"[]")])
+async def test_a_refusal_that_is_not_json_is_an_error_and_leaves_the_replica_in_use(
+    house: House, stream: bool, status: int, said: bytes
+) -> None:
+    engine = await house.engine()
+    await house.publish(route("m", engine))
+    engine.status, engine.refusal = status, said
+    got, answer = await house.ask(stream=stream)
+    assert got == status
+    assert said.decode() in answer["error"]["message"]
+    assert len(engine.bodies) == 1
+    assert answer["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("said", [b"<html>", b"[]", b"null"])
+async def test_an_answer_that_is_not_an_object_is_asked_of_another_replica(house: House, said: bytes) -> None:
+    odd, engine = await house.engine(), await house.engine("a")
+    await house.publish(route("m", odd, engine))
+    odd.refusal = said
+    status, answer = await house.ask()
+    assert (status, answer["choices"][0]["text"]) == (200, "a")
+    assert len(odd.bodies) == 1
+
+
+async def test_a_wait_that_is_not_a_number_of_seconds_is_not_read(house: House) -> None:
+    engine, other = await house.engine(), await house.engine()
+    await house.publish(route("m", engine, other))
+    engine.status, engine.headers = 503, {"Retry-After": "\u00b2"}
+    assert (await house.ask())[0] == 200
+    assert len(engine.bodies) == 1
+
+
 async def test_a_400_about_something_else_is_passed_on_at_once(house: House) -> None:
     engine = await house.engine("a")
     engine.status = 400

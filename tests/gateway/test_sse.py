@@ -133,6 +133,13 @@ def test_the_usage_that_a_client_wants_is_read_from_its_request(options: object,
     assert Wish.of({"stream_options": options}) == wish
 
 
+def test_an_error_that_is_null_is_none() -> None:
+    meter = Meter(Wish())
+    assert meter.event(b'data: {"choices":[{"index":0,"text":"a"}],"error":null}') is not None
+    assert not meter.failed
+    assert meter.completion_tokens == 1
+
+
 def test_an_error_event_is_passed_on_and_ends_the_stream() -> None:
     meter = Meter(Wish())
     event = b'data: {"error":{"message":"no"}}'
