@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -30,6 +31,7 @@ from busbar.gateway.inflight import InflightTable
 from busbar.gateway.internal import Internal
 from busbar.gateway.keys import KeyDirectory
 from busbar.gateway.lease_keeper import LeaseKeeper
+from busbar.gateway.malformed import Connection
 from busbar.gateway.metrics import Metrics
 from busbar.gateway.proxy import Proxy
 from busbar.gateway.routes import RouteTable
@@ -213,18 +215,19 @@ class Gateway:
         host, port = address(where)
         limit = HeadLimit(self._settings.header_timeout_s)
         app.middlewares.insert(0, limit.middleware)
+        options: dict[str, Any] = {"access_log": None, "keepalive_timeout": self._settings.idle_timeout_s}
         # Cancelling the handler when its client leaves is what stops the work at the replica.
         runner = web.AppRunner(
             app,
             handler_cancellation=True,
-            access_log=None,
             shutdown_timeout=1.0,
-            keepalive_timeout=self._settings.idle_timeout_s,
+            **options,
         )
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
         assert runner.server is not None
-        listening = await limit.listen(runner.server, host, port)
+        connection = partial(Connection, runner.server, loop=asyncio.get_running_loop(), **options)
+        listening = await limit.listen(connection, host, port)
         self._stack.callback(listening.close)
         self._ports.append(listening)
         bound: tuple[str, int] = listening.sockets[0].getsockname()[:2]

@@ -21,11 +21,13 @@ class HeadLimit:
     def __init__(self, head_s: float) -> None:
         self._head_s = head_s
         self._guards: dict[asyncio.BaseProtocol, _Guard] = {}
-        self._server: web.Server | None = None
+        self._connection: Callable[[], asyncio.Protocol] | None = None
 
-    async def listen(self, server: web.Server, host: str, port: int) -> asyncio.Server:
-        """Take connections for the server of an application that has `middleware`."""
-        self._server = server
+    async def listen(
+        self, connection: Callable[[], asyncio.Protocol], host: str, port: int
+    ) -> asyncio.Server:
+        """Take connections, each by a new protocol of the server of an application that has `middleware`."""
+        self._connection = connection
         return await asyncio.get_running_loop().create_server(self._guarded, host, port, backlog=128)
 
     @web.middleware
@@ -41,8 +43,8 @@ class HeadLimit:
             guard.answered()
 
     def _guarded(self) -> _Guard:
-        assert self._server is not None
-        guard = _Guard(self._server(), self._head_s, self._forget)
+        assert self._connection is not None
+        guard = _Guard(self._connection(), self._head_s, self._forget)
         self._guards[guard.inner] = guard
         return guard
 

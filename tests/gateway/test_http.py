@@ -289,6 +289,24 @@ async def test_a_body_that_is_not_what_its_encoding_says_is_a_400(
     assert not [line for line in caplog.records if line.exc_info]
 
 
+@pytest.mark.parametrize("end", [b" : Bearer %s\r\n\r\n", b": Bearer %s\0\r\n\r\n", b": Bearer %s\n\n"])
+async def test_what_is_not_http_is_an_openai_error_and_its_key_is_in_no_log(
+    house: House, caplog: pytest.LogCaptureFixture, end: bytes
+) -> None:
+    assert house.gateway is not None
+    caplog.set_level("DEBUG")
+    reader, writer = await asyncio.open_connection(*house.gateway.public)
+    writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization" + end % KEY_A.encode())
+    async with asyncio.timeout(PATIENCE_S):
+        head, _, answer = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    assert b" 400 " in head.splitlines()[0]
+    assert b"aiohttp" not in head
+    assert json.loads(answer)["error"]["code"] == "bad_request"
+    assert KEY_A not in caplog.text
+    assert KEY_A.encode() not in answer
+
+
 async def test_a_large_body_goes_through_and_one_over_the_limit_is_refused(house: House) -> None:
     await house.stop_gateway()
     house.overrides["request_body_mib"] = 2
