@@ -238,6 +238,10 @@ def _card(name: str, service: ServiceRoute, parent: str | None = None) -> dict[s
 async def _tell_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every error as OpenAI error JSON; no internals."""
     try:
+        if (
+            len(request.headers.getall("Authorization", ())) > 1
+        ):  # a proxy in front may have checked another one
+            raise BadRequest("There are several Authorization headers; send the one with the key.")
         return await handler(request)
     except ClientError as error:
         return _answer(error)

@@ -37,6 +37,17 @@ async def test_a_stream_is_passed_on_word_by_word_without_waiting_for_the_next(h
     assert response.headers["Server"] == "busbar"  # and no versions
 
 
+async def test_of_several_keys_none_counts(house: House) -> None:
+    """Something in front of the gateway may have checked the other one."""
+    await house.publish(route("m", await house.engine()))
+    session = house.session
+    assert session is not None
+    both = [("Authorization", f"Bearer {key}") for key in (KEY_A, KEY_B)]
+    for headers, status in ((both, 400), (both[:1], 200)):
+        async with session.get(f"{house.public}/v1/models", headers=headers) as response:
+            assert response.status == status, await response.text()
+
+
 async def test_namespace_and_name_always_mean_the_service(house: House) -> None:
     engine = await house.engine()
     await house.publish(route("m", engine, modelId="org/other"))
