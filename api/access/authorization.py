@@ -21,6 +21,9 @@ from busbar.kube.contracts import auth
 from busbar.kube.errors import KubeError
 from busbar.kube.resources import TENANTS, Resource
 
+LOOK_AGAIN_S = 60.0
+"""An answer that lasts, as a log that is followed, asks for its reader again after this time, because tokens are revoked and
+roles change."""
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 
-from busbar.api.access.authorization import Reach
+from busbar.api.access.authorization import LOOK_AGAIN_S, Reach
 from busbar.api.errors import ApiError
 from busbar.api.kubernetes.store import Store
 from busbar.kube.informer import Key
@@ -22,7 +22,6 @@ from busbar.kube.types.meta import Resource as Model
 
 QUIET_S = 1.0
 HEARTBEAT_S = 15.0
-LOOK_AGAIN_S = 60.0
 MAX_STREAMS = 500
 MAX_STREAMS_EACH = 50
 """Limit for one caller, so that nobody can use up all streams."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 
-from busbar.api.access.authorization import Authorizer
+from busbar.api.access.authorization import LOOK_AGAIN_S, Authorizer
 from busbar.api.access.identity import Caller
 from busbar.api.errors import ApiError, Conflict, Forbidden, NotFound, Unauthenticated
 from busbar.api.kubernetes.client import KubeApi, Object, translated
@@ -21,8 +21,6 @@ from busbar.kube.resources import EVENTS, GROUP, PODS, Resource
 
 FIRST_WORD_S = 2.0
 """How long following a log waits for the first line before the answer begins without it."""
-LOOK_AGAIN_S = 60.0
-"""Who follows a log is asked for again after this time, because tokens are revoked and roles change."""
 
 
 @dataclass(frozen=True)
