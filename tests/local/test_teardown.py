@@ -15,10 +15,18 @@ from busbar.local.errors import InstanceError, StartError
 from busbar.local.instance import Instance, alone, load, load_or_create, names
 
 
-def test_down_waits_for_an_up_that_is_still_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Instance:
+    """An instance that was started once, the only one; its data lie under `tmp_path`."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    made = Instance("try", 64, 30080, 30081)
-    made.save()
+    found = Instance("try", 64, 30080, 30081)
+    found.save()
+    return found
+
+
+def test_down_waits_for_an_up_that_is_still_at_work(
+    made: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     happened: list[str] = []
     waiting = threading.Event()
 
@@ -43,11 +51,8 @@ def test_down_waits_for_an_up_that_is_still_at_work(tmp_path: Path, monkeypatch:
 
 
 def test_an_up_that_waited_for_a_deletion_begins_with_an_instance_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    made = Instance("try", 64, 30080, 30081)
-    made.save()
     waiting = threading.Event()
     brought_up: list[tuple[Instance, Instance | None]] = []
 
@@ -134,13 +139,9 @@ def test_two_instances_that_are_made_at_once_get_ports_of_their_own(
         '{"name": "try", "octet": 64, "portal_port": 30080, "gateway_port": 30081, "later": 1}',
     ],
 )
-def test_settings_of_another_version_are_refused_by_their_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    Instance("try", 64, 30080, 30081).save()
-    assert load("try") is not None
-    file = tmp_path / "busbar" / "try" / "instance.json"
+def test_settings_of_another_version_are_refused_by_their_file(made: Instance, text: str) -> None:
+    assert load("try") == made
+    file = made.folder / "instance.json"
     file.write_text(text)
     said = f"{file} does not hold .* use the version that made"
     with pytest.raises(InstanceError, match=said):
@@ -158,11 +159,8 @@ def test_a_supervisor_that_cannot_start_is_told_with_its_log(tmp_path: Path) -> 
 
 
 def test_a_start_after_a_deletion_that_was_interrupted_meets_nothing_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    made = Instance("try", 64, 30080, 30081)
-    made.save()
     (made.folder / "volumes").mkdir()
 
     def interrupted(path: Path) -> None:
