@@ -25,7 +25,13 @@ DEFAULT_RANGE = timedelta(days=30)
 def router() -> APIRouter:
     """Usage and history."""
     routes = APIRouter(tags=["Usage"])
+    _totals(routes)
+    _export(routes)
+    _history(routes)
+    return routes
 
+
+def _totals(routes: APIRouter) -> None:
     @routes.get(
         "/usage",
         operation_id="readUsage",
@@ -44,6 +50,8 @@ def router() -> APIRouter:
         found = await services.usage.report(caller, by, start, end)
         return schemas.UsageTotals.model_validate(found)
 
+
+def _export(routes: APIRouter) -> None:
     @routes.get(
         "/usage/export",
         operation_id="exportUsage",
@@ -82,6 +90,8 @@ def router() -> APIRouter:
         found = {"by": by.value, "since": start, "until": end, "items": lines}
         return JSONResponse(schemas.UsageExport.model_validate(found).model_dump(mode="json", by_alias=True))
 
+
+def _history(routes: APIRouter) -> None:
     @routes.get(
         "/history",
         operation_id="listPastJobs",
@@ -96,8 +106,6 @@ def router() -> APIRouter:
         reach = await services.authorizer.reach(caller, TRAINING_JOBS)
         rows = await services.history.past(None if reach.everything else reach.namespaces, limit)
         return schemas.PastJobList.model_validate({"items": [dict(row) for row in rows]})
-
-    return routes
 
 
 def _file(text: str, name: str) -> Response:
