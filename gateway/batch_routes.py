@@ -7,7 +7,6 @@ the person whose key asks, in the key's tenant.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ from aiohttp import BodyPartReader, web
 from pydantic import ValidationError
 
 from busbar.gateway.api_client import ApiClient, ApiRefused
+from busbar.gateway.documents import object_of
 from busbar.gateway.errors import (
     BadRequest,
     ClientError,
@@ -247,12 +247,9 @@ async def _document(request: web.Request) -> dict[str, Any]:
                 data += piece
                 if len(data) > 1 << 16:
                     raise TooLarge("The request's body has more than 64 KiB.")
-        document = json.loads(data)
-    except (ValueError, RecursionError, TimeoutError) as error:
-        raise BadRequest("The body is not JSON.") from error
-    if not isinstance(document, dict):
-        raise BadRequest("The body must be a JSON object.")
-    return document
+    except TimeoutError as error:
+        raise BadRequest(f"The request's body did not arrive within {CHUNK_S:.0f} s.") from error
+    return object_of(bytes(data))
 
 
 def _holder(key: KeyIdentity) -> dict[str, str]:

@@ -7,7 +7,6 @@ request (this module), finds the service (`routes`), and then forwards the reque
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 import uuid
@@ -19,6 +18,7 @@ from aiohttp import web
 from busbar.gateway import responses
 from busbar.gateway.batch_routes import BatchRoutes
 from busbar.gateway.delivery import Call
+from busbar.gateway.documents import object_of
 from busbar.gateway.errors import (
     BadRequest,
     ClientError,
@@ -197,12 +197,7 @@ def _too_large(size: str, limit: int) -> TooLarge:
 
 def understand(data: bytes) -> tuple[dict[str, Any], str, bool]:
     """(document, model, stream) of a request's body; raises BadRequest saying which field is wrong."""
-    try:
-        document = json.loads(data, object_pairs_hook=_unrepeated)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest("The body is not JSON.") from error
-    if not isinstance(document, dict):
-        raise BadRequest("The body must be a JSON object.")
+    document = object_of(data)
     model = document.get("model")
     if not isinstance(model, str) or not model:
         raise BadRequest("`model` must name a model; GET /v1/models lists them.", param="model")
@@ -210,16 +205,6 @@ def understand(data: bytes) -> tuple[dict[str, Any], str, bool]:
     if stream is not None and not isinstance(stream, bool):
         raise BadRequest("`stream` must be true or false.", param="stream")
     return document, model, bool(stream)
-
-
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; of two equal names the first would be lost on the way, unseen."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise BadRequest(f"The body has an object with {twice!r} twice; name it once.", param=twice)
-    return found
 
 
 def _card(name: str, service: ServiceRoute, parent: str | None = None) -> dict[str, object]:

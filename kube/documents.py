@@ -17,10 +17,17 @@ _FLOAT = re.compile(
     r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 )
 """Also without a dot or the exponent's sign, which YAML 1.1 wants."""
+LONGEST_SHOWN = 80
+"""Characters of a name or number that an error message shows."""
 
 
 class DocumentError(ValueError):
     """The text is no YAML or JSON, or says something that would be lost; the message says where and why."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        """`field` is the name that stands twice in a JSON object, cut to `LONGEST_SHOWN`."""
+        super().__init__(message)
+        self.field = field
 
 
 class _Loader(yaml.SafeLoader):
@@ -92,7 +99,8 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise DocumentError(f"{twice[:80]!r} is there twice in one object; name it once")
+        name = twice[:LONGEST_SHOWN]
+        raise DocumentError(f"{name!r} is there twice in one object; name it once", name)
     return found
 
 
@@ -102,4 +110,4 @@ def _no_number(text: str) -> NoReturn:
 
 def _finite(text: str) -> float:
     found = float(text)
-    return found if math.isfinite(found) else _no_number(text[:80])
+    return found if math.isfinite(found) else _no_number(text[:LONGEST_SHOWN])

@@ -282,6 +282,22 @@ async def test_a_name_that_stands_twice_in_an_object_is_refused_before_one_is_lo
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/batches"])
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400"])
+async def test_a_number_that_json_does_not_have_reaches_no_replica(
+    house: House, path: str, number: str
+) -> None:
+    engine = await house.engine()
+    await house.publish(route("m", engine))
+    text = f'{{"model": "m", "prompt": "a", "user": [{number}]}}'
+    headers = {"Authorization": f"Bearer {KEY_A}"}
+    assert house.session is not None
+    async with house.session.post(house.public + path, data=text, headers=headers) as response:
+        assert response.status == 400
+        assert f"{number} is no number of JSON" in (await response.json())["error"]["message"]
+    assert not engine.bodies
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/batches"])
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 async def test_a_body_that_is_not_what_its_encoding_says_is_a_400(
     house: House, caplog: pytest.LogCaptureFixture, path: str, encoding: str

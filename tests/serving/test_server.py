@@ -304,7 +304,10 @@ def test_a_body_that_is_too_large_or_no_json_is_refused(server: Running) -> None
     twice = b'{"model": "tiny", "prompt": "a", "logit_bias": {"7": 1, "7": 2}}'
     status, _, body = server.call("POST", "/v1/completions", twice)
     assert status == 400
-    assert "'7' twice" in json.loads(body)["error"]["message"]
+    assert "'7' is there twice" in json.loads(body)["error"]["message"]
+    status, _, body = server.call("POST", "/v1/completions", b'{"model": "tiny", "prompt": "a", "x": 1e400}')
+    assert status == 400
+    assert "1e400 is no number of JSON" in json.loads(body)["error"]["message"]
 
 
 def test_metrics_of_a_request_over_http(server: Running) -> None:

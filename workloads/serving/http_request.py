@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from math import inf
-from typing import Any
 
 from aiohttp import web
 
 from busbar.kube.contracts.workload import BATCH_HEADER, KEY_HEADER, TENANT_HEADER, WEIGHT_HEADER
+from busbar.kube.documents import DocumentError, value_of_json
 from busbar.workloads.serving.errors import (
-    LONGEST_SHOWN,
     BadRequest,
     MethodNotAllowed,
     NotFound,
@@ -76,21 +74,9 @@ async def read_json(request: web.Request) -> object:
         request.content.feed_eof()  # or aiohttp reads on, meets the same error, and logs it with a traceback
         raise BadRequest("the body cannot be read: it is not what Content-Encoding says") from error
     try:
-        return json.loads(data, object_pairs_hook=_unrepeated)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-
-
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; refuses equal names, of which the parser would silently keep only the last."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise BadRequest(
-            f"the body has an object with {shown(twice)} twice; name it once", param=twice[:LONGEST_SHOWN]
-        )
-    return found
+        return value_of_json(data)
+    except DocumentError as error:
+        raise BadRequest(f"the body is not JSON: {error}", param=error.field) from error
 
 
 def request_id_of(request: web.Request) -> str:
