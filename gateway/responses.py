@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 
 from busbar.gateway.errors import BadRequest, BadUpstream
-from busbar.gateway.sse import DONE, Meter, Wish, payload, tokens
+from busbar.gateway.sse import DONE, Meter, Wish, payload
 from busbar.kube.contracts.streams import SIDE_LINE
 
 PATH = "/v1/responses"
@@ -118,6 +118,5 @@ class ResponsesMeter(Meter):
         if not self.failed and not self.done:
             return
         self.begun = True
-        counted = tokens(response.get("usage")) if isinstance(response, dict) else None
-        if counted is not None:
-            self.prompt_tokens, self.completion_tokens, self.cached_tokens = counted
+        if isinstance(response, dict):
+            self._count_usage(response.get("usage"))

@@ -232,14 +232,19 @@ class Meter:
         return event[:at] + (b',"usage":null}\n\n' if self._wish.total else b"}\n\n")
 
     def _count(self, chunk: dict[str, Any]) -> None:
-        usage = tokens(chunk.get("usage"))
-        if usage is not None:
-            self._told = True
-            self.prompt_tokens, self.completion_tokens, self.cached_tokens = usage
+        self._count_usage(chunk.get("usage"))
         for choice in _choices(chunk):
             self._count_choice(choice)
         if not self._told:
             self.completion_tokens = self._pieces + sum(self._reached.values())
+
+    def _count_usage(self, usage: object) -> None:
+        counted = tokens(usage)
+        if counted is None:
+            return
+        self.prompt_tokens, output, self.cached_tokens = counted
+        if tells_output(usage):
+            self._told, self.completion_tokens = True, output
 
     def _count_choice(self, choice: dict[str, Any]) -> None:
         text = _has_text(choice)
@@ -267,14 +272,15 @@ class Meter:
 
 
 def _counted(text: bytes) -> tuple[int, int, int] | None:
-    """The tokens of a `usage` object as JSON, None when it is not one."""
+    """The tokens of a `usage` object as JSON, None when it is not one, or does not tell those of the answer."""
     plain = _COUNTS.fullmatch(text)
     if plain is not None:
         return int(plain[1]), int(plain[2]), 0
     try:
-        return tokens(json.loads(text))
+        usage = json.loads(text)
     except (ValueError, RecursionError):
         return None
+    return tokens(usage) if tells_output(usage) else None
 
 
 def tokens(usage: object) -> tuple[int, int, int] | None:
@@ -289,6 +295,11 @@ def tokens(usage: object) -> tuple[int, int, int] | None:
     details = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     return prompt, completion, cached if isinstance(cached, int) and 0 <= cached <= prompt else 0
+
+
+def tells_output(usage: object) -> bool:
+    """Whether a `usage` has the tokens of the answer. One without them says nothing about a stream that had some."""
+    return isinstance(usage, dict) and ("completion_tokens" in usage or "output_tokens" in usage)
 
 
 def _choices(chunk: dict[str, Any]) -> list[dict[str, Any]]:

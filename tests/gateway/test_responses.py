@@ -324,7 +324,10 @@ def test_deltas_count_until_side_lines_or_the_last_event_say_better() -> None:
     assert (ours.prompt_tokens, ours.completion_tokens, ours.traced) == (7, 2, False)
 
 
-@pytest.mark.parametrize("response", [None, 3, {}, {"usage": None}, {"usage": {"output_tokens": 5}}])
+@pytest.mark.parametrize(
+    "response",
+    [None, 3, {}, {"usage": None}, {"usage": {"output_tokens": 5}}, {"usage": {"input_tokens": 0}}],
+)
 def test_a_last_event_without_usage_leaves_the_count(response: object) -> None:
     meter = ResponsesMeter()
     meter.event(told(type="response.output_text.delta", delta="x"))

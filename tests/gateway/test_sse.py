@@ -66,6 +66,21 @@ def test_the_final_usage_wins_over_counting() -> None:
     assert (meter.prompt_tokens, meter.completion_tokens) == (5, 3)
 
 
+@pytest.mark.parametrize("text", ["", "x"])
+def test_a_usage_without_the_tokens_of_the_answer_leaves_their_count(text: str) -> None:
+    meter = Meter(Wish())
+    prompt_only = json.dumps(
+        {"choices": [{"text": text, "index": 0}] if text else [], "usage": {"prompt_tokens": 5}}
+    )
+    shown(
+        meter,
+        chunk("two tokens"),
+        chunk("x"),
+        b"data: " + prompt_only.replace(", ", ",").replace(": ", ":").encode(),
+    )
+    assert (meter.prompt_tokens, meter.completion_tokens) == (5, 2 + bool(text))
+
+
 def test_pieces_without_text_are_not_counted() -> None:
     meter = Meter(Wish())
     shown(meter, chunk(""), chunk("a"), b'data: {"choices":[{"index":0,"delta":{"role":"assistant"}}]}')
@@ -201,7 +216,9 @@ USAGES = st.one_of(
             [{}, {"prompt_tokens_details": {"cached_tokens": 1}}, {"prompt_tokens_details": None}]
         ),
     ),
-    st.sampled_from([{"prompt_tokens": "x"}, {"prompt_tokens": -1}, {"a": {"b": {"c": 1}}}, {}]),
+    st.sampled_from(
+        [{"prompt_tokens": 3}, {"prompt_tokens": "x"}, {"prompt_tokens": -1}, {"a": {"b": {"c": 1}}}, {}]
+    ),
 )
 
 
