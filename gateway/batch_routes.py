@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from busbar.gateway.api_client import ApiClient, ApiRefused
 from busbar.gateway.documents import object_of
 from busbar.gateway.errors import (
+    LONGEST_SHOWN,
     BadRequest,
     ClientError,
     Conflict,
@@ -24,6 +25,7 @@ from busbar.gateway.errors import (
     TooLarge,
     Unauthenticated,
     Unavailable,
+    shown,
 )
 from busbar.gateway.keys import ApiUnreachable, KeyDirectory, digest_in
 from busbar.kube.contracts import batches as wire
@@ -79,7 +81,8 @@ class BatchRoutes:
                     fields[part.name] = await _text(part)
                 else:
                     raise BadRequest(
-                        f"The form has a field that is not served: {part.name!r}.", param=part.name
+                        f"The form has a field that is not served: {shown(str(part.name))}.",
+                        param=str(part.name)[:LONGEST_SHOWN],
                     )
         except (ValueError, aiohttp.http_exceptions.HttpProcessingError, AssertionError) as error:
             raise BadRequest("The form cannot be read.") from error
@@ -143,7 +146,7 @@ class BatchRoutes:
         unknown = document.keys() - {"input_file_id", "endpoint", "completion_window", "metadata"}
         if unknown:
             name = min(unknown)
-            raise BadRequest(f"{name} is not served; leave it out.", param=name)
+            raise BadRequest(f"{shown(name)} is not served; leave it out.", param=name[:LONGEST_SHOWN])
         try:
             wanted = wire.NewBatch(
                 **_holder(key),
@@ -184,7 +187,7 @@ class BatchRoutes:
         try:
             return wire.FileRef(**_holder(key), id=request.match_info["id"])
         except ValidationError as error:
-            raise NoSuchObject(f"There is no {request.match_info['id'][:64]!r}.") from error
+            raise NoSuchObject(f"There is no {shown(request.match_info['id'])}.") from error
 
     def _page(self, request: web.Request, key: KeyIdentity) -> wire.ListWanted:
         query = {name: request.query[name] for name in ("after", "limit") if name in request.query}

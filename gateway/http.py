@@ -27,6 +27,7 @@ from busbar.gateway.errors import (
     Unavailable,
     UnknownRoute,
     body,
+    shown,
 )
 from busbar.gateway.keys import KeyDirectory
 from busbar.gateway.load_counts import Progress
@@ -231,13 +232,13 @@ async def _tell_errors(request: web.Request, handler: Handler) -> web.StreamResp
     except ClientError as error:
         return _answer(error)
     except web.HTTPNotFound:
-        return _answer(UnknownRoute(f"There is no {request.path} here."))
+        return _answer(UnknownRoute(f"There is no {shown(request.path)} here."))
     except web.HTTPMethodNotAllowed as error:
-        answer = _answer(MethodNotAllowed(f"{request.path} does not take {request.method}."))
+        answer = _answer(MethodNotAllowed(f"{request.path} does not take {shown(request.method)}."))
         answer.headers["Allow"] = error.headers["Allow"]
         return answer
     except web.HTTPException as error:
-        plain = BadRequest(f"{request.method} {request.path}: {error.reason}.")
+        plain = BadRequest(f"{shown(request.path)}: {error.reason}.")
         return _answer(plain, status=error.status)
     except web.RequestPayloadError:
         request.content.feed_eof()  # or aiohttp reads on, meets the same error, and logs it with a traceback

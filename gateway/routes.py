@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from busbar.gateway.errors import BadRequest, ModelNotFound
+from busbar.gateway.errors import BadRequest, ModelNotFound, shown
 from busbar.kube.contracts.keys import KeyIdentity
 from busbar.kube.contracts.routes import AdapterRoute, Routes, ServiceRoute
 
@@ -77,7 +77,7 @@ class RouteTable:
         found = found or [(service, end) for service, end in own if service.model_id + end == model]
         if not found:
             raise ModelNotFound(
-                f"The model {model!r} does not exist or this key may not use it. GET /v1/models lists what it may.",
+                f"The model {shown(model)} does not exist or this key may not use it. GET /v1/models lists what it may.",
                 param="model",
             )
         if len(found) > 1:

@@ -334,6 +334,17 @@ async def test_what_is_not_http_is_an_openai_error_and_its_key_is_in_no_log(
     assert KEY_A.encode() not in answer
 
 
+async def test_a_wrong_name_does_not_fill_the_answer(house: House) -> None:
+    await house.publish(route("m", await house.engine()))
+    status, answer = await house.ask("x" * 10_000)
+    assert status == 404
+    assert "x" * 80 + "'…" in answer["error"]["message"]
+    assert len(answer["error"]["message"]) < 250
+    assert house.session is not None
+    async with house.session.get(house.public + "/" + "x" * 5000) as response:
+        assert len(await response.text()) < 300
+
+
 async def test_a_large_body_goes_through_and_one_over_the_limit_is_refused(house: House) -> None:
     await house.stop_gateway()
     house.overrides["request_body_mib"] = 2
