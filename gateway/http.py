@@ -35,6 +35,7 @@ from busbar.gateway.metrics import Metrics
 from busbar.gateway.proxy import Proxy
 from busbar.gateway.routes import RouteTable, adapters_for
 from busbar.kube.contracts.routes import ServiceRoute
+from busbar.kube.http_connection import body_problem
 
 log = logging.getLogger("busbar.gateway.requests")
 _ID = web.RequestKey("id", str)
@@ -240,9 +241,8 @@ async def _tell_errors(request: web.Request, handler: Handler) -> web.StreamResp
     except web.HTTPException as error:
         plain = BadRequest(f"{shown(request.path)}: {error.reason}.")
         return _answer(plain, status=error.status)
-    except web.RequestPayloadError:
-        request.content.feed_eof()  # or aiohttp reads on, meets the same error, and logs it with a traceback
-        answer = _answer(BadRequest("The body cannot be read: it is not what Content-Encoding says."))
+    except web.RequestPayloadError as error:
+        answer = refuse(BadRequest.status, body_problem(error))
         answer.force_close()  # where the next request begins is not known
         return answer
     except ConnectionResetError:
@@ -252,6 +252,13 @@ async def _tell_errors(request: web.Request, handler: Handler) -> web.StreamResp
     except Exception:
         log.exception("unexpected", extra={"requestId": request.get(_ID)})
         return _answer(ClientError("Something went wrong in the gateway. Try again."))
+
+
+def refuse(status: int, problem: str) -> web.Response:
+    """The answer to what is not a request; `problem` is a sentence without capital and full stop."""
+    answer = _answer(BadRequest(f"{problem[0].upper()}{problem[1:]}."), status)
+    answer.headers["Server"] = "busbar"
+    return answer
 
 
 def _answer(error: ClientError, status: int | None = None) -> web.Response:

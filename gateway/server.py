@@ -14,7 +14,6 @@ import random
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any
 
 import aiohttp
@@ -26,12 +25,11 @@ from busbar.gateway.api_client import ApiClient
 from busbar.gateway.batch_routes import BatchRoutes
 from busbar.gateway.batch_runner import BatchRunner
 from busbar.gateway.endpoint_picker import EndpointPicker, QueueLimits
-from busbar.gateway.http import PublicPort
+from busbar.gateway.http import PublicPort, refuse
 from busbar.gateway.inflight import InflightTable
 from busbar.gateway.internal import Internal
 from busbar.gateway.keys import KeyDirectory
 from busbar.gateway.lease_keeper import LeaseKeeper
-from busbar.gateway.malformed import Connection
 from busbar.gateway.metrics import Metrics
 from busbar.gateway.proxy import Proxy
 from busbar.gateway.routes import RouteTable
@@ -43,6 +41,7 @@ from busbar.gateway.usage_recorder import UsageRecorder
 from busbar.kube.contracts.auth import ApiServerPoster, Reviewer, ReviewError
 from busbar.kube.contracts.keys import KeyIdentity
 from busbar.kube.contracts.routes import Routes
+from busbar.kube.http_connection import connections
 from busbar.kube.token_file import TokenFile
 
 log = logging.getLogger("busbar.gateway")
@@ -215,18 +214,15 @@ class Gateway:
         host, port = address(where)
         limit = HeadLimit(self._settings.header_timeout_s)
         app.middlewares.insert(0, limit.middleware)
-        options: dict[str, Any] = {"access_log": None, "keepalive_timeout": self._settings.idle_timeout_s}
         # Cancelling the handler when its client leaves is what stops the work at the replica.
         runner = web.AppRunner(
             app,
             handler_cancellation=True,
             shutdown_timeout=1.0,
-            **options,
         )
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
-        assert runner.server is not None
-        connection = partial(Connection, runner.server, loop=asyncio.get_running_loop(), **options)
+        connection = connections(runner, refuse, keepalive_timeout=self._settings.idle_timeout_s)
         listening = await limit.listen(connection, host, port)
         self._stack.callback(listening.close)
         self._ports.append(listening)

@@ -316,22 +316,61 @@ async def test_a_body_that_is_not_what_its_encoding_says_is_a_400(
     assert not [line for line in caplog.records if line.exc_info]
 
 
+async def said(house: House, sent: bytes) -> bytes:
+    """All that the gateway says on a connection until it closes it."""
+    assert house.gateway is not None
+    reader, writer = await asyncio.open_connection(*house.gateway.public)
+    writer.write(sent)
+    async with asyncio.timeout(PATIENCE_S):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
 @pytest.mark.parametrize("end", [b" : Bearer %s\r\n\r\n", b": Bearer %s\0\r\n\r\n", b": Bearer %s\n\n"])
 async def test_what_is_not_http_is_an_openai_error_and_its_key_is_in_no_log(
     house: House, caplog: pytest.LogCaptureFixture, end: bytes
 ) -> None:
-    assert house.gateway is not None
     caplog.set_level("DEBUG")
-    reader, writer = await asyncio.open_connection(*house.gateway.public)
-    writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization" + end % KEY_A.encode())
-    async with asyncio.timeout(PATIENCE_S):
-        head, _, answer = (await reader.read()).partition(b"\r\n\r\n")
-    writer.close()
+    sent = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization" + end % KEY_A.encode()
+    head, _, answer = (await said(house, sent)).partition(b"\r\n\r\n")
     assert b" 400 " in head.splitlines()[0]
     assert b"aiohttp" not in head
     assert json.loads(answer)["error"]["code"] == "bad_request"
     assert KEY_A not in caplog.text
     assert KEY_A.encode() not in answer
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/batches"])
+async def test_a_chunk_of_a_wrong_size_is_a_400_at_once(
+    house: House, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    await house.publish(route("m", await house.engine()))
+    assert house.gateway is not None
+    caplog.set_level("DEBUG")
+    reader, writer = await asyncio.open_connection(*house.gateway.public)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY_A}\r\n"
+    writer.write(head.encode() + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"mod\r\n')
+    await asyncio.sleep(0.05)  # the handler waits for the next chunk by now
+    writer.write(f"zz {KEY_A}\r\n".encode())
+    async with asyncio.timeout(PATIENCE_S):
+        answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert "chunks" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+    assert not [line for line in caplog.records if line.exc_info]
+    assert KEY_A not in caplog.text
+
+
+async def test_an_unknown_expectation_is_an_openai_error(house: House) -> None:
+    for path in (b"/v1/models", b"/v1/nothing"):
+        answer = await said(house, b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nExpect: foo\r\n\r\n")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 417 ")
+        assert b"aiohttp" not in head
+        error = json.loads(body)["error"]
+        assert (error["code"], "100-continue" in error["message"]) == ("bad_request", True)
 
 
 async def test_a_wrong_name_does_not_fill_the_answer(house: House) -> None:

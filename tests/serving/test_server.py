@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -308,6 +311,34 @@ def test_a_body_that_is_too_large_or_no_json_is_refused(server: Running) -> None
     status, _, body = server.call("POST", "/v1/completions", b'{"model": "tiny", "prompt": "a", "x": 1e400}')
     assert status == 400
     assert "1e400 is no number of JSON" in json.loads(body)["error"]["message"]
+
+
+def said(server: Running, *sent: bytes) -> bytes:
+    """All that the server says on a connection until it closes it; between the parts it has time to read."""
+    at = urlsplit(server.url)
+    with socket.create_connection((at.hostname, at.port), timeout=20) as connection:
+        for part in sent:
+            connection.sendall(part)
+            time.sleep(0.1)
+        answer = b""
+        while data := connection.recv(1 << 16):
+            answer += data
+    return answer
+
+
+def test_what_is_not_http_is_answered_at_once_and_its_bearer_is_in_no_log(server: Running) -> None:
+    bearer = b"Bearer secret"
+    chunked = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nAuthorization: "
+    for status, sent in (
+        (400, [b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization : " + bearer + b"\r\n\r\n"]),
+        (400, [chunked + bearer + b'\r\n\r\n5\r\n{"mod\r\n', b"zz " + bearer + b"\r\n"]),
+        (417, [b"GET /v1/models HTTP/1.1\r\nHost: x\r\nExpect: foo\r\n\r\n"]),
+    ):
+        head, _, body = said(server, *sent).partition(b"\r\n\r\n")
+        assert int(head.split()[1]) == status
+        assert json.loads(body)["error"]["type"] == "BadRequestError"
+    assert "secret" not in server.log()
+    assert "Traceback" not in server.log()
 
 
 def test_metrics_of_a_request_over_http(server: Running) -> None:

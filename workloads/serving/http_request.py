@@ -10,6 +10,7 @@ from aiohttp import web
 
 from busbar.kube.contracts.workload import BATCH_HEADER, KEY_HEADER, TENANT_HEADER, WEIGHT_HEADER
 from busbar.kube.documents import DocumentError, value_of_json
+from busbar.kube.http_connection import body_problem
 from busbar.workloads.serving.errors import (
     BadRequest,
     MethodNotAllowed,
@@ -57,6 +58,13 @@ def refusal(error: RequestError | web.HTTPException, request: web.Request, most_
     return answer_to(found)
 
 
+def refuse(status: int, problem: str) -> web.Response:
+    """The answer to what is not a request."""
+    found = BadRequest(problem)
+    found.status = status
+    return answer_to(found)
+
+
 def answer_to(error: RequestError) -> web.Response:
     """OpenAI's error JSON."""
     headers = {}
@@ -71,8 +79,7 @@ async def read_json(request: web.Request) -> object:
     try:
         data = await request.read()
     except web.RequestPayloadError as error:
-        request.content.feed_eof()  # or aiohttp reads on, meets the same error, and logs it with a traceback
-        raise BadRequest("the body cannot be read: it is not what Content-Encoding says") from error
+        raise BadRequest(body_problem(error)) from error
     try:
         return value_of_json(data)
     except DocumentError as error:

@@ -19,11 +19,13 @@ from contextlib import suppress
 
 from aiohttp import web
 
+from busbar.kube.http_connection import connections
 from busbar.workloads.serving import engine_process
 from busbar.workloads.serving.engine import EngineState
 from busbar.workloads.serving.engine_link import EngineLink
 from busbar.workloads.serving.engine_process import Way
 from busbar.workloads.serving.errors import EngineLost, SettingsError
+from busbar.workloads.serving.http_request import refuse
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.passing import EnginePassage
 from busbar.workloads.serving.server import Server
@@ -70,10 +72,9 @@ async def _run(settings: ServerSettings, sock: socket.socket, way: Way, child: i
     leave, changed = asyncio.Event(), asyncio.Event()
     link = await EngineLink.connect(sock, changed.set)
     server = Server(settings, link, EnginePassage(way.path, way.secret, link))
-    runner = web.AppRunner(
-        server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
-    )
+    runner = web.AppRunner(server.application(), handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
+    port: asyncio.Server | None = None
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave.set)
     reading = asyncio.create_task(asyncio.to_thread(read_text_files, settings.engine.model_dir))
@@ -86,7 +87,7 @@ async def _run(settings: ServerSettings, sock: socket.socket, way: Way, child: i
     reading.add_done_callback(read)
     try:
         await link.greeted.wait()
-        await _listen(runner, settings)
+        port = await _listen(runner, settings)
         await _watch(server, reading, changed, leave)
         if link.state is EngineState.FAILED:
             await asyncio.sleep(0)  # let the streams' error events go out
@@ -95,15 +96,20 @@ async def _run(settings: ServerSettings, sock: socket.socket, way: Way, child: i
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+        if port is not None:
+            port.close()
         await runner.cleanup()
         link.tell("stop")
         link.close()
         await _reaped(child)
 
 
-async def _listen(runner: web.AppRunner, settings: ServerSettings) -> None:
+async def _listen(runner: web.AppRunner, settings: ServerSettings) -> asyncio.Server:
+    loop = asyncio.get_running_loop()
     try:
-        await web.TCPSite(runner, settings.host, settings.port).start()
+        return await loop.create_server(
+            connections(runner, refuse), settings.host, settings.port, backlog=128
+        )
     except OSError as error:
         raise SettingsError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; "
