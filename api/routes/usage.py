@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import BeforeValidator
 
 from busbar.api.access.identity import Caller
 from busbar.api.dependencies import AnyCaller, services_of
@@ -20,6 +21,18 @@ from busbar.kube.resources import TRAINING_JOBS
 
 Anyone = Annotated[Caller, Depends(AnyCaller())]
 DEFAULT_RANGE = timedelta(days=30)
+
+
+def _not_a_number(text: object) -> object:
+    """Pydantic would take a number for seconds since 1970, which the description does not say."""
+    try:
+        float(str(text))
+    except ValueError:
+        return text
+    raise ValueError("write the time out, for example 2026-01-31T00:00:00Z")
+
+
+Time = Annotated[datetime, BeforeValidator(_not_a_number)]
 
 
 def router() -> APIRouter:
@@ -42,8 +55,8 @@ def _totals(routes: APIRouter) -> None:
         request: Request,
         caller: Anyone,
         by: By = By.TENANT,
-        since: Annotated[datetime | None, Query(description="Default: 30 days ago.")] = None,
-        until: Annotated[datetime | None, Query(description="Default: now.")] = None,
+        since: Annotated[Time | None, Query(description="Default: 30 days ago.")] = None,
+        until: Annotated[Time | None, Query(description="Default: now.")] = None,
     ) -> schemas.UsageTotals:
         services = services_of(request)
         start, end = time_range(since, until, services.clock())
@@ -68,8 +81,8 @@ def _export(routes: APIRouter) -> None:
         request: Request,
         caller: Anyone,
         by: Group = Group.TENANT,
-        since: Annotated[datetime | None, Query(description="Default: 30 days ago.")] = None,
-        until: Annotated[datetime | None, Query(description="Default: now.")] = None,
+        since: Annotated[Time | None, Query(description="Default: 30 days ago.")] = None,
+        until: Annotated[Time | None, Query(description="Default: now.")] = None,
         format: Literal["json", "csv", "focus"] = "json",
         currency: Annotated[
             str | None, Query(pattern="^[A-Z]{3}$", description="Of the pools' prices, for FOCUS: EUR, USD.")

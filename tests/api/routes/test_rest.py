@@ -197,6 +197,18 @@ async def test_usage_is_exported_to_members_for_their_own_tenants_only(world: Wo
         assert (answer.status_code, answer.json()["error"]["field"]) == (422, field)
 
 
+@pytest.mark.parametrize("path", ["usage", "usage/export"])
+async def test_a_number_is_no_time(world: World, path: str) -> None:
+    alice = await world.as_("alice")
+    for name in ("since", "until"):
+        for number in ("0.5", "1767225600", "1e9"):
+            answer = await alice.get(f"{BASE}/{path}?{name}={number}")
+            assert answer.status_code == 422, answer.text
+            error = answer.json()["error"]
+            assert (error["field"], "2026-01-31T00:00:00Z" in error["message"]) == (name, True)
+    assert (await alice.get(f"{BASE}/{path}?since=2026-01-31T00:00:00Z")).status_code == 200
+
+
 async def test_the_usage_page_offers_what_it_shows_as_csv(world: World) -> None:
     alice = await world.as_("alice")
     page = (await alice.get("/usage?by=namespace")).text
