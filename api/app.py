@@ -12,8 +12,10 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import iter_route_contexts
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
 from busbar.api import portal
 from busbar.api.database.engine import disk_is_full
@@ -153,11 +155,23 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         return answer(request, NotFound(f"{request.url.path} does not exist"))
     if error.status_code == 413:
         return answer(request, TooLarge("the body is too large"))
-    response = answer(request, BadRequest(str(error.detail)))
+    headers, problem = dict(error.headers or {}), str(error.detail)
+    if error.status_code == 405:
+        headers["Allow"] = methods = _methods_of(request)
+        problem = f"{request.url.path} takes {methods}, and no {request.method}"
+    response = answer(request, BadRequest(problem))
     response.status_code = error.status_code
-    for name, value in (error.headers or {}).items():
-        response.headers[name] = value
+    response.headers.update(headers)
     return response
+
+
+def _methods_of(request: Request) -> str:
+    """What a path takes. Starlette names only the methods of the first of its routes."""
+    path, found = request.url.path, set[str]()
+    for route in iter_route_contexts(request.app.routes):
+        if route.path is not None and compile_path(route.path)[0].match(path):
+            found.update(route.methods or ())
+    return ", ".join(sorted(found))
 
 
 async def _on_deep_nesting(request: Request, error: Exception) -> Response:

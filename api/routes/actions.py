@@ -57,7 +57,7 @@ def scale() -> APIRouter:
         operation_id="scaleModelService",
         summary="Set the replica count, or give it back to the autoscaler",
         response_model=ModelService,
-        responses=errors(*_ERRORS),
+        responses=errors(400, 413, *_ERRORS),
     )
     async def scale(
         request: Request,

@@ -184,6 +184,22 @@ async def test_operation_ids_are_unique_and_every_failure_has_our_shape() -> Non
                     assert schema == {"$ref": "#/components/schemas/ErrorBody"}, f"{method} {path} {status}"
 
 
+async def test_every_operation_that_reads_a_body_describes_what_may_be_wrong_with_it() -> None:
+    for path, operations in description()["paths"].items():
+        for method, operation in operations.items():
+            if "requestBody" in operation:
+                assert {"400", "413"} <= set(operation["responses"]), f"{method} {path}"
+
+
+async def test_a_method_that_a_path_does_not_take_is_answered_with_all_that_it_takes(world: World) -> None:
+    http = await world.as_("alice")
+    for path, operations in description()["paths"].items():
+        answer = await http.request("TRACE", filled(path))
+        assert answer.status_code == 405, path
+        assert set(answer.headers["Allow"].split(", ")) >= {each.upper() for each in operations}, path
+    assert "takes GET, and no TRACE" in answer.json()["error"]["message"]
+
+
 async def test_every_reference_in_the_description_leads_somewhere() -> None:
     found = description()
     for name in re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(found)):
