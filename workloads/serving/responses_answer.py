@@ -202,7 +202,8 @@ def _usage(choices: list[Choice]) -> dict[str, Any]:
     counted = usage(choices)
     return {
         "input_tokens": counted["prompt_tokens"],
-        "input_tokens_details": counted["prompt_tokens_details"],
+        # Nothing is charged for writing to the prefix cache; the client's type wants the number all the same.
+        "input_tokens_details": {**counted["prompt_tokens_details"], "cache_write_tokens": 0},
         "output_tokens": counted["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": counted["total_tokens"],
