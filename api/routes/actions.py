@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from busbar.api.access.identity import Caller
 from busbar.api.dependencies import InNamespace, services_of
 from busbar.api.routes import schemas
-from busbar.api.routes.body import one
+from busbar.api.routes.body import ModelRoute, one
 from busbar.api.routes.schemas import errors
 from busbar.api.routes.served import Served
 from busbar.kube.resources import MODEL_SERVICES
@@ -50,7 +50,7 @@ def router(of: Served) -> APIRouter:
 
 def scale() -> APIRouter:
     """The scale route, which only ModelServices have."""
-    routes = APIRouter(tags=["ModelServices"])
+    routes = APIRouter(tags=["ModelServices"], route_class=ModelRoute)
 
     @routes.put(
         "/namespaces/{namespace}/modelservices/{name}/scale",

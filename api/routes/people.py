@@ -13,6 +13,7 @@ from busbar.api.access.identity import Caller
 from busbar.api.access.tokens import TokenState
 from busbar.api.dependencies import AdminOnly, AnyCaller, services_of
 from busbar.api.routes import schemas
+from busbar.api.routes.body import ModelRoute
 from busbar.api.routes.schemas import errors
 
 Anyone = Annotated[Caller, Depends(AnyCaller())]
@@ -20,7 +21,7 @@ Anyone = Annotated[Caller, Depends(AnyCaller())]
 
 def router() -> APIRouter:
     """Both."""
-    routes = APIRouter(tags=["Callers"])
+    routes = APIRouter(tags=["Callers"], route_class=ModelRoute)
     _tokens(routes)
     _audit(routes)
     return routes

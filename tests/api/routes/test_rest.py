@@ -197,6 +197,29 @@ async def test_usage_is_exported_to_members_for_their_own_tenants_only(world: Wo
         assert (answer.status_code, answer.json()["error"]["field"]) == (422, field)
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PUT", "namespaces/ada-lab/modelservices/ada-chat/scale"),
+        ("POST", "tokens"),
+        ("POST", "tokens/revoke"),
+        ("PATCH", "namespaces/ada-lab/modelservices/ada-chat"),
+    ],
+)
+async def test_json_that_would_be_lost_or_misread_is_a_400(world: World, method: str, path: str) -> None:
+    alice = await world.as_("alice")
+    for body, words in (
+        (b'{"replicas": 1, "replicas": 2}', "'replicas' is there twice in one object"),
+        (b'{"replicas": NaN}', "NaN is no number of JSON"),
+        (b'{"replicas": "\xff"}', "utf-8"),
+        (b"{", "the body is not JSON"),
+    ):
+        headers = {"Content-Type": "application/json"}
+        answer = await alice.request(method, f"{BASE}/{path}", content=body, headers=headers)
+        assert answer.status_code == 400, answer.text
+        assert words in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("path", ["usage", "usage/export"])
 async def test_a_number_is_no_time(world: World, path: str) -> None:
     alice = await world.as_("alice")
