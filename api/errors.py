@@ -32,12 +32,14 @@ class ApiError(Exception):
 
     code: ClassVar[str] = "Internal"
     status: ClassVar[int] = 500
+    usual_wait_s: ClassVar[int | None] = None
+    """`retry_after_s` where nothing better is known."""
 
     def __init__(self, message: str, *, field: str | None = None, retry_after_s: int | None = None) -> None:
         super().__init__(message)
         self.message = _encodable(message)
         self.field = _encodable(field) if field is not None else None
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = self.usual_wait_s if retry_after_s is None else retry_after_s
 
 
 def _encodable(text: str) -> str:
@@ -87,6 +89,7 @@ class TooMany(ApiError):
 class Unavailable(ApiError):
     code = "Unavailable"
     status = 503
+    usual_wait_s = 5
 
 
 class Internal(ApiError):

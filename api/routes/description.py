@@ -12,6 +12,12 @@ from fastapi.responses import Response
 from busbar.api.dependencies import Public
 
 ERROR = {"$ref": "#/components/schemas/ErrorBody"}
+PATH_PARTS = {
+    "namespace": "A tenant's namespace.",
+    "name": "The object's name.",
+    "token_id": "The `id` of a token, not its text.",
+}
+"""What the variables of paths mean; each means the same everywhere."""
 
 
 def router(make_app: Callable[[], FastAPI]) -> APIRouter:
@@ -40,11 +46,15 @@ def as_text(app: FastAPI) -> str:
 
 
 def described(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's description with two corrections: errors are JSON also where a success is not, and the 422
-    answers that FastAPI adds by itself are removed (every one of ours is declared)."""
+    """FastAPI's description with three corrections: errors are JSON also where a success is not, the 422
+    answers that FastAPI adds by itself are removed (every one of ours is declared), and the variables of paths are
+    described."""
     found = app.openapi()
     for operations in found["paths"].values():
         for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "path":
+                    parameter["description"] = PATH_PARTS[parameter["name"]]
             for status, response in operation["responses"].items():
                 if status.startswith(("4", "5")) and "HTTPValidationError" not in json.dumps(response):
                     response["content"] = {"application/json": {"schema": ERROR}}

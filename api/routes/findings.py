@@ -40,7 +40,9 @@ def _logs(routes: APIRouter, of: Served) -> None:
         name: str,
         caller: Annotated[Caller, Depends(read_pod_log(of.resource))],
         follow: Annotated[bool, Query(description="Go on until the container ends.")] = False,
-        rank: Annotated[int, Query(ge=0, le=4096)] = 0,
+        rank: Annotated[
+            int, Query(ge=0, le=4096, description="Which pod of the gang, or which replica.")
+        ] = 0,
         tail: Annotated[int | None, Query(ge=1, le=100_000, description="Only the last lines.")] = None,
         attempt: Annotated[
             int | None, Query(ge=0, le=2**31 - 1, description="Default: the newest with pods.")

@@ -41,7 +41,7 @@ def _tokens(routes: APIRouter) -> None:
         subject: Annotated[str | None, Query(max_length=253, description="For admins: one person's.")] = None,
         state: Annotated[TokenState | None, Query(description="Default: both.")] = None,
         before: Annotated[str | None, Query(max_length=32, description="`next` of the page before.")] = None,
-        limit: Annotated[int, Query(ge=1, le=500)] = 100,
+        limit: Annotated[int, Query(ge=1, le=500, description="Rows of a page.")] = 100,
     ) -> schemas.TokenPage:
         rows = await services_of(request).token_service.page(
             caller, subject=subject, state=state, before=before, limit=limit
@@ -131,9 +131,11 @@ def _audit(routes: APIRouter) -> None:
     async def audit(
         request: Request,
         caller: Annotated[Caller, Depends(AdminOnly())],
-        before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
-        subject: Annotated[str | None, Query(max_length=253)] = None,
-        limit: Annotated[int, Query(ge=1, le=500)] = 100,
+        before: Annotated[
+            int | None, Query(ge=1, le=MAX_ID, description="`next` of the page before.")
+        ] = None,
+        subject: Annotated[str | None, Query(max_length=253, description="One person's.")] = None,
+        limit: Annotated[int, Query(ge=1, le=500, description="Rows of a page.")] = 100,
     ) -> schemas.AuditPage:
         rows = await services_of(request).audit.page(before=before, subject=subject, limit=limit)
         following = rows[-1].id if len(rows) == limit else None

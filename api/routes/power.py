@@ -63,9 +63,11 @@ def router() -> APIRouter:
     async def series(
         request: Request,
         caller: Anyone,
-        domain: Name = "",
-        node: Name = "",
-        resolution: Resolution = Resolution.SECOND,
+        domain: Annotated[Name, Query(description="Its name, where no node is named.")] = "",
+        node: Annotated[Name, Query(description="Its name, where no domain is named.")] = "",
+        resolution: Annotated[
+            Resolution, Query(description="Seconds over 15 minutes, or minutes over a day.")
+        ] = Resolution.SECOND,
     ) -> schemas.PowerSeriesInfo:
         found = await services_of(request).power.series(caller, domain, node, resolution)
         return schemas.PowerSeriesInfo(

@@ -61,7 +61,7 @@ def router() -> APIRouter:
         namespace: str,
         name: str,
         caller: Annotated[Caller, Depends(InNamespace("get", MODEL_SERVICES))],
-        span: Annotated[SeriesSpan, Query()] = SeriesSpan.HOUR,
+        span: Annotated[SeriesSpan, Query(description="How far back.")] = SeriesSpan.HOUR,
     ) -> ServiceSeriesInfo:
         found = await services_of(request).service_loads.series(caller, namespace, name, span)
         told = found.model_dump() | {"period_seconds": span.period_s}

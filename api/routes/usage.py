@@ -54,7 +54,7 @@ def _totals(routes: APIRouter) -> None:
     async def usage(
         request: Request,
         caller: Anyone,
-        by: By = By.TENANT,
+        by: Annotated[By, Query(description="What a row is of.")] = By.TENANT,
         since: Annotated[Time | None, Query(description="Default: 30 days ago.")] = None,
         until: Annotated[Time | None, Query(description="Default: now.")] = None,
     ) -> schemas.UsageTotals:
@@ -80,10 +80,10 @@ def _export(routes: APIRouter) -> None:
     async def export(
         request: Request,
         caller: Anyone,
-        by: Group = Group.TENANT,
+        by: Annotated[Group, Query(description="What a row is of.")] = Group.TENANT,
         since: Annotated[Time | None, Query(description="Default: 30 days ago.")] = None,
         until: Annotated[Time | None, Query(description="Default: now.")] = None,
-        format: Literal["json", "csv", "focus"] = "json",
+        format: Annotated[Literal["json", "csv", "focus"], Query(description="Of the answer.")] = "json",
         currency: Annotated[
             str | None, Query(pattern="^[A-Z]{3}$", description="Of the pools' prices, for FOCUS: EUR, USD.")
         ] = None,
@@ -113,7 +113,9 @@ def _history(routes: APIRouter) -> None:
         responses=errors(401, 403, 422, 503),
     )
     async def history(
-        request: Request, caller: Anyone, limit: Annotated[int, Query(ge=1, le=500)] = 100
+        request: Request,
+        caller: Anyone,
+        limit: Annotated[int, Query(ge=1, le=500, description="At most so many, the newest.")] = 100,
     ) -> schemas.PastJobList:
         services = services_of(request)
         reach = await services.authorizer.reach(caller, TRAINING_JOBS)

@@ -18,11 +18,14 @@ from pydantic import TypeAdapter
 from tests.api.conftest import GATEWAY, JOB, SERVICE, World, apps_of, client
 from tools.generate import ROOT
 
-from busbar.api.app import BASE, rest_app
+from busbar.api.app import BASE, as_json, rest_app
 from busbar.api.dependencies import GatewayOnly, InNamespace, Permission, Public
+from busbar.api.errors import Unavailable
+from busbar.api.kubernetes.client import translated
 from busbar.api.openapi import generated
 from busbar.api.routes.description import described
 from busbar.api.services import Services
+from busbar.kube.errors import ConfigError
 
 PUBLIC = {
     ("GET", "/health"),
@@ -189,6 +192,22 @@ async def test_every_operation_that_reads_a_body_describes_what_may_be_wrong_wit
         for method, operation in operations.items():
             if "requestBody" in operation:
                 assert {"400", "413"} <= set(operation["responses"]), f"{method} {path}"
+
+
+async def test_every_parameter_and_every_wait_is_described() -> None:
+    for path, operations in description()["paths"].items():
+        for method, operation in operations.items():
+            for parameter in operation.get("parameters", ()):
+                assert parameter.get("description"), f"{method} {path}: {parameter['name']}"
+            for status in {"429", "503"} & set(operation["responses"]):
+                assert "Retry-After" in operation["responses"][status]["headers"], f"{method} {path} {status}"
+
+
+def test_every_503_says_when_to_come_again() -> None:
+    """Also where a part that is away tells no time, as a kubeconfig that cannot log in."""
+    with pytest.raises(Unavailable) as caught, translated("job a/b"):
+        raise ConfigError("no credential")
+    assert as_json(caught.value).headers["Retry-After"] == "5"
 
 
 async def test_a_method_that_a_path_does_not_take_is_answered_with_all_that_it_takes(world: World) -> None:
