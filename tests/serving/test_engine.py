@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientError, web
 from aiohttp.test_utils import TestClient, TestServer
 from tests.serving.engines import greedy_params, load_engine
 from tests.serving.models import VOCAB
@@ -93,6 +93,26 @@ async def test_a_requests_priority_reaches_the_scheduler(
             for priority in (-3, None):
                 assert (await client.post(path, json={**body, "priority": priority})).status == 200
     assert seen == [-3, -3, 0, 0]
+
+
+async def test_a_client_that_leaves_as_its_stream_begins_is_no_error(
+    loaded: Loaded, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def leave(request: web.Request, response: web.StreamResponse) -> None:
+        assert request.transport is not None
+        request.transport.close()
+
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    async with started(loaded) as pair:
+        app = pair.server.application()
+        app.on_response_prepare.append(leave)
+        client: TestClient[web.Request, web.Application] = TestClient(TestServer(app))
+        async with client:
+            with pytest.raises(ClientError):
+                await client.post("/v1/completions", json=body)
+        await answer(pair.link, [1], greedy_params(1))  # runs after the cancel
+        assert loaded.core.live == 0
+    assert not [line for line in caplog.records if line.exc_info]
 
 
 async def test_closing_a_stream_frees_its_blocks(loaded: Loaded) -> None:

@@ -294,8 +294,8 @@ class Server:
             events = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
             response = web.StreamResponse(headers={**headers, **events})
             request[STREAMING] = True
-            await response.prepare(request)
             with contextlib.suppress(ConnectionError):  # the client has left
+                await response.prepare(request)
                 await send_stream(response, self.link, streams, jobs, answer)
                 await response.write_eof()
             return response, jobs
