@@ -7,8 +7,15 @@ import sys
 from typing import NoReturn
 
 import click
+from click.core import ParameterSource
 
 NAME = click.option("--name", default="busbar", show_default=True, help="Which instance; each is a cluster.")
+UNREAD = {
+    "--current": ("--name", "--build-only", "--no-sim", "--nodes", "--internet"),
+    "--build-only": ("--no-sim", "--nodes"),
+    "--no-sim": ("--nodes",),
+}
+"""Options of `up` that nothing reads beside the first one."""
 
 
 @click.command()
@@ -47,11 +54,10 @@ def up(
     from busbar.local.errors import LocalError
     from busbar.local.progress import say
 
+    check_options(click.get_current_context())
     counts = parse_counts(nodes)
     try:
-        if current:
-            if not registry:
-                raise click.UsageError("--current needs --registry: where your cluster pulls images from")
+        if registry is not None:
             bringing_up.install_on_current(registry, say)
             return
         wishes = bringing_up.Wishes(
@@ -123,21 +129,45 @@ def status(name: str, output: str) -> None:
         sys.exit(3)
 
 
+def check_options(context: click.Context) -> None:
+    """Refuse options of `up` that would be without effect.
+
+    Raises:
+        click.UsageError: two options contradict each other, or one needs another.
+    """
+    sources = {p.opts[0]: context.get_parameter_source(str(p.name)) for p in context.command.params}
+    given = {option for option, source in sources.items() if source is ParameterSource.COMMANDLINE}
+    for first, others in UNREAD.items():
+        for other in others:
+            if {first, other} <= given:
+                raise click.UsageError(f"{other} has no effect with {first}: leave one of the two out")
+    if "--current" in given and not context.params["registry"]:
+        raise click.UsageError("--current needs --registry: where your cluster pulls images from")
+    if "--registry" in given and "--current" not in given:
+        raise click.UsageError(
+            "--registry needs --current: the cluster of this machine has a registry of its own"
+        )
+
+
 def parse_counts(nodes: tuple[str, ...]) -> dict[str, int]:
     """``("H100=2",)`` as {"H100": 2}.
 
     Raises:
-        click.UsageError: not of that form, or an unknown type.
+        click.UsageError: not of that form, an unknown type, or one that is named twice.
     """
     from busbar.local.simulated import MODELS
 
     known = {model.accelerator for model in MODELS}
-    counts = {}
+    counts: dict[str, int] = {}
     for text in nodes:
         accelerator, _, number = text.partition("=")
-        if accelerator not in known or not number.isdigit() or int(number) > 64:
+        if accelerator not in known or not number.isdecimal() or int(number) > 64:
             kinds = ", ".join(sorted(known))
             raise click.UsageError(f"--nodes {text}: write TYPE=N with TYPE one of {kinds} and N up to 64")
+        if accelerator in counts:
+            raise click.UsageError(
+                f"--nodes {text}: write each TYPE=N once, and {accelerator} is there twice"
+            )
         counts[accelerator] = int(number)
     return counts
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 
+import click
 import pytest
 
 from busbar.kube.types import AcceleratorPool, Tenant, TrainingJob
 from busbar.local import simulated, traffic
-from busbar.local.commands import parse_counts
+from busbar.local.commands import check_options, parse_counts, up
 from busbar.local.instance import Instance
 
 
@@ -111,7 +112,45 @@ def test_counts_are_parsed() -> None:
     assert parse_counts(("H100=2", "L4=0")) == {"H100": 2, "L4": 0}
 
 
-@pytest.mark.parametrize("text", ["H100", "B200=1", "H100=x", "H100=-1", "H100=65"])
+@pytest.mark.parametrize("text", ["H100", "B200=1", "H100=x", "H100=-1", "H100=65", "H100=²", "L4=1"])
 def test_bad_counts_are_refused_with_the_form(text: str) -> None:
     with pytest.raises(Exception, match="TYPE=N"):
-        parse_counts((text,))
+        parse_counts(("L4=0", text))
+
+
+OWN = ["--current", "--registry", "registry.example/team"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--no-sim", "--nodes", "H100=2"], "--nodes has no effect with --no-sim"),
+        (["--build-only", "--nodes", "H100=2"], "--nodes has no effect with --build-only"),
+        (["--build-only", "--no-sim"], "--no-sim has no effect with --build-only"),
+        ([*OWN, "--build-only"], "--build-only has no effect with --current"),
+        ([*OWN, "--name", "second"], "--name has no effect with --current"),
+        ([*OWN, "--nodes", "H100=2"], "--nodes has no effect with --current"),
+        ([*OWN, "--no-sim"], "--no-sim has no effect with --current"),
+        ([*OWN, "--internet"], "--internet has no effect with --current"),
+        (["--current"], "--current needs --registry"),
+        (["--registry", "registry.example/team"], "--registry needs --current"),
+    ],
+)
+def test_options_of_up_that_would_have_no_effect_are_refused(words: list[str], said: str) -> None:
+    with pytest.raises(click.UsageError, match=said):
+        check_options(up.make_context("up", words))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        OWN,
+        ["--no-sim"],
+        ["--nodes", "H100=2"],
+        ["--build-only", "--internet"],
+        ["--name", "second", "--no-sim", "--internet"],
+    ],
+)
+def test_options_of_up_that_go_together_are_accepted(words: list[str]) -> None:
+    check_options(up.make_context("up", words))
