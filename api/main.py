@@ -64,7 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     create.add_argument("--subject", required=True, help="whose; the name that Tenant.spec.members uses")
     create.add_argument("--role", choices=("admin", "user"), default="user")
     create.add_argument("--scopes", default="rest,inference", help="comma-separated: rest, inference")
-    create.add_argument("--tenant", help="tenant that inference counts for")
+    create.add_argument(
+        "--tenant", help="tenant that inference counts for; default: the only one of the subject"
+    )
     create.add_argument("--description", default="made at the command line")
     create.add_argument("--expires-in-days", type=_days, help="default: the setting TOKEN_DAYS")
     return parser

@@ -72,7 +72,8 @@ class KeyDirectory:
         key = await self._find(digest)
         if key is None or (key.expires_at is not None and key.expires_at <= self._now()):
             raise Unauthenticated(
-                "This API key is not valid: unknown, revoked or expired. Make one with `busbar token create`."
+                f"This API key is not valid: it is unknown, revoked or expired, lacks the scope {SCOPE_INFERENCE!r}, or counts"
+                f" for no tenant. Make one with `busbar token create --scopes {SCOPE_INFERENCE} --tenant NAME`."
             )
         if SCOPE_INFERENCE not in key.scopes:
             raise Forbidden(

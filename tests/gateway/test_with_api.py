@@ -11,7 +11,7 @@ from tests.api.conftest import GATEWAY, World, settings, sqlite_template, sqlite
 from tests.cli.loopback import app_of, listening
 from tests.gateway.parts import House, route
 
-from busbar.api.access.identity import Scope
+from busbar.api.access.identity import CallerRole, Scope
 from busbar.api.records.usage_ledger import By
 from busbar.kube.types.budget import Period
 from busbar.kube.types.inference import CostLimit, InferenceLimits
@@ -67,6 +67,19 @@ async def test_a_token_without_the_scope_and_a_revoked_one_are_refused(real: Hou
     await world.services.tokens.revoke(token.id, owner=None)
     assert (await real.ask(api_key=text))[0] == 401
     assert await sums(world) == []
+
+
+async def test_a_key_of_an_admin_without_a_tenant_is_refused_with_what_it_lacks(
+    real: House, world: World
+) -> None:
+    await real.publish(route("m", await real.engine("a"), tenant="ada", namespace="ada-lab"))
+    without = await world.token("root", role=CallerRole.ADMIN)
+    status, said = await real.ask(api_key=without)
+    assert status == 401
+    assert "counts for no tenant" in said["error"]["message"]
+    assert "--tenant NAME" in said["error"]["message"]
+    of_one = await world.token("root", role=CallerRole.ADMIN, tenant="ada")
+    assert (await real.ask(api_key=of_one))[0] == 200
 
 
 async def test_a_budget_is_the_same_after_a_restart_and_for_a_gateway_with_an_empty_disk(
