@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from busbar.local import base, config, parts, supervisor
+from busbar.local import base, config, parts, supervisor, teardown
 from busbar.local.errors import StartError
 from busbar.local.images import recipe
 from busbar.local.instance import Instance, running
@@ -66,6 +66,7 @@ def supervise(instance: Instance, *, simulate: bool, with_traffic: bool, interne
     found = running(instance.name)
     if found is None:
         (instance.folder / "parts.json").unlink(missing_ok=True)
+        teardown.clear(instance)
         supervisor.launch(instance.folder)
     elif file.read_text() != before:
         os.kill(found.pid, signal.SIGHUP)

@@ -49,11 +49,9 @@ def _down(instance: Instance, *, purge: bool) -> None:
     name = instance.name
     with step(f"stop {name}"):
         stop(instance)
-        left = sweep(instance)
-    for file in ("running.json", "parts.json", "supervisor.json"):
-        (instance.folder / file).unlink(missing_ok=True)
-    if left:
-        raise InstanceError(f"these could not be removed: {', '.join(left)}")
+        for file in ("running.json", "parts.json", "supervisor.json"):
+            (instance.folder / file).unlink(missing_ok=True)
+        clear(instance)
     if purge:
         with step(f"delete the data of {name} in {instance.folder}"):
             delete_data(instance)
@@ -73,6 +71,20 @@ def stop(instance: Instance) -> None:
                 if start_ticks(found.pid) != found.started_ticks:
                     return
                 time.sleep(0.05)
+
+
+def clear(instance: Instance) -> None:
+    """Remove what a supervisor that has ended left on the machine: connections that its pods had open keep the veth for
+    a minute or more after a crash, and the next supervisor could not make its own.
+
+    Raises:
+        InstanceError: something could not be removed; the message lists it.
+    """
+    left = sweep(instance)
+    if left:
+        raise InstanceError(
+            f"these of {instance.name} could not be removed: {', '.join(left)}; end the programs that use them, and repeat"
+        )
 
 
 def sweep(instance: Instance) -> list[str]:

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import ssl
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -174,6 +175,20 @@ def test_after_a_kill_9_of_the_supervisor_everything_dies_and_down_removes_the_r
 
     _, kubectl = start(FIRST)
     assert kubectl.get("ns", "t")["metadata"]["name"] == "t"
+
+
+def test_up_after_a_crash_does_not_wait_for_the_veth_that_open_connections_keep() -> None:
+    before = take(FIRST)
+    instance = load_or_create(FIRST)
+    # The kernel keeps a veth for as long as it likes; this one stays for ever.
+    subprocess.run(
+        ["ip", "link", "add", instance.addresses.host_device, "type", "veth", "peer", "name", "kept0"],
+        check=True,
+    )
+    _, kubectl = start(FIRST)
+    assert kubectl.answers()
+    teardown.down(FIRST, purge=True)
+    assert take(FIRST).left_behind(before) == {}
 
 
 def test_a_part_that_dies_is_started_again(shared: tuple[Instance, Kubectl]) -> None:
