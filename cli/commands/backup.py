@@ -195,7 +195,10 @@ def _objects_of(found: BackupFile) -> list[Stored]:
 
 
 def _put_key(kubernetes: Cluster, data: dict[str, str] | None) -> str:
-    """Write the key into the Secret that the chart made."""
+    """Write the key into the Secret that the chart made.
+
+    The installation's own key becomes the former one: the operator makes pods under it until it has restarted.
+    """
     from busbar.cli.errors import NotFound
     from busbar.kube.resources import SECRETS
 
@@ -203,9 +206,10 @@ def _put_key(kubernetes: Cluster, data: dict[str, str] | None) -> str:
         return "the installation keeps its own"
     place = kubernetes.system_namespace
     secret = kubernetes.get(SECRETS, place, SECRET)
-    if secret is not None and secret.get("data") == data:
+    own = ((secret or {}).get("data") or {}).get("key")
+    if own == data["key"]:
         return "the same already"
-    if kubernetes.patch(SECRETS, place, SECRET, {"data": data}) is None:
+    if kubernetes.patch(SECRETS, place, SECRET, {"data": {**data, "former": own}}) is None:
         raise NotFound(f"there is no Secret {SECRET} in {place}; install the chart first")
     return f"restored; kubectl -n {place} rollout restart deploy/busbar-operator makes it known"
 
