@@ -296,7 +296,7 @@ async def test_what_cannot_be_served_says_why(real: House, client: openai.AsyncO
     for body, says in (
         ({**window, "completion_window": "1h"}, "completion_window must be '24h'"),
         ({**window, "endpoint": "/v1/images"}, "endpoint must be one of"),
-        ({**window, "output_expires_after": {}}, "output_expires_after is not served"),
+        ({**window, "output_expires_after": {}}, "'output_expires_after' is not served"),
         ({**window, "metadata": {"a": 5}}, "metadata"),
         ([], "must be a JSON object"),
     ):
