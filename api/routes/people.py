@@ -22,12 +22,12 @@ Anyone = Annotated[Caller, Depends(AnyCaller())]
 def router() -> APIRouter:
     """Both."""
     routes = APIRouter(tags=["Callers"], route_class=ModelRoute)
-    _tokens(routes)
-    _audit(routes)
+    for add in (_list, _create, _revoke_many, _rotate, _revoke, _audit):
+        add(routes)
     return routes
 
 
-def _tokens(routes: APIRouter) -> None:
+def _list(routes: APIRouter) -> None:
     @routes.get(
         "/tokens",
         operation_id="listTokens",
@@ -49,6 +49,8 @@ def _tokens(routes: APIRouter) -> None:
         following = rows[-1].id if len(rows) == limit else None
         return schemas.TokenPage.model_validate({"items": rows, "next": following})
 
+
+def _create(routes: APIRouter) -> None:
     @routes.post(
         "/tokens",
         operation_id="createToken",
@@ -75,6 +77,8 @@ def _tokens(routes: APIRouter) -> None:
         response.headers["Cache-Control"] = "no-store"
         return schemas.TokenCreated(token=text, info=schemas.TokenInfo.model_validate(token))
 
+
+def _revoke_many(routes: APIRouter) -> None:
     @routes.post(
         "/tokens/revoke",
         operation_id="revokeTokens",
@@ -86,6 +90,8 @@ def _tokens(routes: APIRouter) -> None:
         count = await services_of(request).token_service.revoke_many(caller, body.subject)
         return schemas.Revoked(revoked=count)
 
+
+def _rotate(routes: APIRouter) -> None:
     @routes.post(
         "/tokens/{token_id}/rotate",
         operation_id="rotateToken",
@@ -107,6 +113,8 @@ def _tokens(routes: APIRouter) -> None:
         info, old = (schemas.TokenInfo.model_validate(token) for token in (made, former))
         return schemas.TokenRotated(token=text, info=info, former=old)
 
+
+def _revoke(routes: APIRouter) -> None:
     @routes.delete(
         "/tokens/{token_id}",
         operation_id="revokeToken",
