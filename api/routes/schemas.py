@@ -576,16 +576,15 @@ _STATUS = {
 }
 
 
-_HEADERS = {
-    status: {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
-    for status in (429, 503)
-}
+_RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The error answers of a route, for OpenAPI. Where a bearer may be wrong, too many may be."""
     wanted = {*statuses, 429} if 401 in statuses else {*statuses}
-    return {
-        status: {"model": ErrorBody, "description": _STATUS[status], "headers": _HEADERS.get(status, {})}
-        for status in sorted(wanted)
+    found: dict[int | str, dict[str, Any]] = {
+        status: {"model": ErrorBody, "description": _STATUS[status]} for status in sorted(wanted)
     }
+    for status in wanted & {429, 503}:
+        found[status]["headers"] = _RETRY_AFTER
+    return found
