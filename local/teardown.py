@@ -74,8 +74,8 @@ def stop(instance: Instance) -> None:
 
 
 def clear(instance: Instance) -> None:
-    """Remove what a supervisor that has ended left on the machine: connections that its pods had open keep the veth for
-    a minute or more after a crash, and the next supervisor could not make its own.
+    """Remove what a supervisor that has ended left on the machine: after a crash the veth may be there for a minute, and the
+    next supervisor could not make its own.
 
     Raises:
         InstanceError: something could not be removed; the message lists it.
