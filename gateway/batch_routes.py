@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from busbar.gateway.api_client import ApiClient, ApiRefused
 from busbar.gateway.documents import object_of
 from busbar.gateway.errors import (
-    LONGEST_SHOWN,
     BadRequest,
     ClientError,
     Conflict,
@@ -25,12 +24,12 @@ from busbar.gateway.errors import (
     TooLarge,
     Unauthenticated,
     Unavailable,
-    shown,
 )
 from busbar.gateway.keys import ApiUnreachable, KeyDirectory, digest_in
 from busbar.kube.contracts import batches as wire
 from busbar.kube.contracts.keys import KeyIdentity
 from busbar.kube.contracts.wire import WireModel
+from busbar.kube.documents import LONGEST_SHOWN, shown
 
 CHUNK_S = 60.0
 """The longest silence of a client in the middle of its file."""

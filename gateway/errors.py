@@ -18,16 +18,13 @@
         ├── BadUpstream          502  the replica answered something that is not OpenAI
         └── Unavailable          503  no replica, queue full, shutting down, keys cannot be checked
 
-`body()` is the one place where a code becomes JSON. What a caller sent stands in a message as `shown()`.
+`body()` is the one place where a code becomes JSON. What a caller sent stands in a message as `shown()` of kube/documents.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import ClassVar
-
-LONGEST_SHOWN = 80
-"""Characters of what a caller sent that a message shows: longer than the model ids of most registries."""
 
 
 class GatewayError(Exception):
@@ -159,8 +156,3 @@ def body(error: ClientError) -> dict[str, dict[str, str | None]]:
     """The OpenAI error document."""
     kind = error.kind if isinstance(error, RateLimited) else error.type
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
-
-
-def shown(sent: str) -> str:
-    """What a caller sent, in quotes, for a message that it must not fill."""
-    return repr(sent) if len(sent) <= LONGEST_SHOWN else f"{sent[:LONGEST_SHOWN]!r}…"

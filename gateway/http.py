@@ -27,7 +27,6 @@ from busbar.gateway.errors import (
     Unavailable,
     UnknownRoute,
     body,
-    shown,
 )
 from busbar.gateway.keys import KeyDirectory
 from busbar.gateway.load_counts import Progress
@@ -35,6 +34,7 @@ from busbar.gateway.metrics import Metrics
 from busbar.gateway.proxy import Proxy
 from busbar.gateway.routes import RouteTable, adapters_for
 from busbar.kube.contracts.routes import ServiceRoute
+from busbar.kube.documents import shown
 from busbar.kube.http_connection import body_problem
 
 log = logging.getLogger("busbar.gateway.requests")

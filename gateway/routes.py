@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from busbar.gateway.errors import BadRequest, ModelNotFound, shown
+from busbar.gateway.errors import BadRequest, ModelNotFound
 from busbar.kube.contracts.keys import KeyIdentity
 from busbar.kube.contracts.routes import AdapterRoute, Routes, ServiceRoute
+from busbar.kube.documents import shown
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,15 @@ _FLOAT = re.compile(
 )
 """Also without a dot or the exponent's sign, which YAML 1.1 wants."""
 LONGEST_SHOWN = 80
-"""Characters of a name or number that an error message shows."""
+"""Characters of what somebody sent that an error message shows: longer than the model ids of most registries."""
+
+
+def shown(sent: object) -> str:
+    """What somebody sent, a text in quotes, for a message that it must not fill."""
+    if isinstance(sent, str):
+        return repr(sent) if len(sent) <= LONGEST_SHOWN else f"{sent[:LONGEST_SHOWN]!r}…"
+    text = repr(sent)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
 class DocumentError(ValueError):

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from busbar.kube.documents import shown
 from busbar.workloads.serving.architecture import Architecture
-from busbar.workloads.serving.errors import AdapterInvalid, shown
+from busbar.workloads.serving.errors import AdapterInvalid
 from busbar.workloads.serving.tensor_names import tensor_shapes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from busbar.kube.documents import shown
 from busbar.workloads.serving.engine_link import Asked, ChosenAdapter, EngineLink, Prompt
-from busbar.workloads.serving.errors import BadRequest, shown
+from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.fairness import Owner
 from busbar.workloads.serving.generation import encode, first_error, sound
 from busbar.workloads.serving.openai_fields import known_fields

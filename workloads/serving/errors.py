@@ -29,9 +29,6 @@ from __future__ import annotations
 
 from busbar.kube.contracts.workload import ExitCode
 
-LONGEST_SHOWN = 80
-"""Characters of a wrong value that an error message shows."""
-
 
 class ServingError(Exception):
     """Base of everything this package raises on purpose."""
@@ -142,9 +139,3 @@ class EngineLeaving(EngineFailed):
     def __init__(self, message: str, moved_to: str = "") -> None:
         super().__init__(message)
         self.moved_to = moved_to
-
-
-def shown(value: object) -> str:
-    """A value for an error message, which a wrong one must not fill."""
-    text = ascii(value)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"

@@ -9,16 +9,9 @@ from math import inf
 from aiohttp import web
 
 from busbar.kube.contracts.workload import BATCH_HEADER, KEY_HEADER, TENANT_HEADER, WEIGHT_HEADER
-from busbar.kube.documents import DocumentError, value_of_json
+from busbar.kube.documents import DocumentError, shown, value_of_json
 from busbar.kube.http_connection import body_problem
-from busbar.workloads.serving.errors import (
-    BadRequest,
-    MethodNotAllowed,
-    NotFound,
-    RequestError,
-    TooLarge,
-    shown,
-)
+from busbar.workloads.serving.errors import BadRequest, MethodNotAllowed, NotFound, RequestError, TooLarge
 from busbar.workloads.serving.fairness import Owner
 from busbar.workloads.serving.openai_response import error_body
 

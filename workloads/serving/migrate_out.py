@@ -33,9 +33,10 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from busbar.kube.contracts.bearers import Role
+from busbar.kube.documents import shown
 from busbar.workloads.serving.adapters import Adapter
 from busbar.workloads.serving.engine import Engine
-from busbar.workloads.serving.errors import BadRequest, Busy, RequestError, Unauthorized, shown
+from busbar.workloads.serving.errors import BadRequest, Busy, RequestError, Unauthorized
 from busbar.workloads.serving.fairness import Owner
 from busbar.workloads.serving.handover import Handover, LeftError, Snapshot, Stage
 from busbar.workloads.serving.http_request import read_json

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from busbar.workloads.serving.errors import LONGEST_SHOWN, BadRequest, shown
+from busbar.kube.documents import LONGEST_SHOWN, shown
+from busbar.workloads.serving.errors import BadRequest
 
 WITHOUT_EFFECT = frozenset(
     {

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from busbar.workloads.serving.errors import BadRequest, shown
+from busbar.kube.documents import shown
+from busbar.workloads.serving.errors import BadRequest
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

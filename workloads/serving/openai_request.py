@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from busbar.workloads.serving.errors import BadRequest, shown
+from busbar.kube.documents import shown
+from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.openai_fields import (
     boolean,
     integer,

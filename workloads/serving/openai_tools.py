@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from busbar.workloads.serving.errors import BadRequest, shown
+from busbar.kube.documents import shown
+from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.schema import MAX_PARTS, check_schema
 
 MAX_TOOLS = 128

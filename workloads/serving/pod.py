@@ -18,9 +18,10 @@ from typing import Any, NoReturn
 from busbar.kube.contracts.adapters import AskedAdapter, AskedAdapters
 from busbar.kube.contracts.bearers import Role, bearers_in
 from busbar.kube.contracts.workload import ARTIFACTS_ROOT, KEPT_WEIGHTS, PORT, Env, ReplicaRole
+from busbar.kube.documents import shown
 from busbar.kube.types.meta import CLAIM_PATH_PATTERN, claim_of
 from busbar.workloads.machine.limits import usable_processors
-from busbar.workloads.serving.errors import SettingsError, shown
+from busbar.workloads.serving.errors import SettingsError
 from busbar.workloads.serving.quota import Quota
 from busbar.workloads.serving.settings import (
     EngineSettings,

@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from busbar.workloads.serving.errors import BadRequest, shown
+from busbar.kube.documents import shown
+from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.openai_fields import known_fields
 from busbar.workloads.serving.openai_format import FORMAT_FIELDS, is_unicode
 from busbar.workloads.serving.openai_request import SAMPLING_FIELDS, ChatBody, parse_chat

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from busbar.workloads.serving.errors import BadRequest, shown
+from busbar.kube.documents import shown
+from busbar.workloads.serving.errors import BadRequest
 
 MAX_PARTS = 5_000
 """Objects and lists of a schema; compiling this many takes under a second."""

@@ -13,10 +13,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from busbar.kube.contracts.workload import AdapterReport
+from busbar.kube.documents import shown
 from busbar.workloads.serving.adapters import Adapter, AdapterStore
 from busbar.workloads.serving.core import EngineCore
 from busbar.workloads.serving.engine import Engine
-from busbar.workloads.serving.errors import AdapterInvalid, BadRequest, NotFound, SettingsError, shown
+from busbar.workloads.serving.errors import AdapterInvalid, BadRequest, NotFound, SettingsError
 from busbar.workloads.serving.loader import Loaded
 from busbar.workloads.serving.openai_fields import known_fields
 from busbar.workloads.serving.settings import AdapterSource, ServerSettings

@@ -15,9 +15,10 @@ from busbar.kube.contracts.adapters import AskedAdapters
 from busbar.kube.contracts.bearers import Bearers
 from busbar.kube.contracts.request_size import REPLICA_REQUEST_BYTES
 from busbar.kube.contracts.workload import ReplicaRole, RestartReport
+from busbar.kube.documents import shown
 from busbar.kube.types.meta import claim_of
 from busbar.kube.types.quantity import to_bytes
-from busbar.workloads.serving.errors import SettingsError, shown
+from busbar.workloads.serving.errors import SettingsError
 from busbar.workloads.serving.quota import Quota
 from busbar.workloads.serving.stream_plan import UNITS
 

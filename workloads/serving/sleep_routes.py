@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from busbar.kube.documents import shown
 from busbar.workloads.serving.engine import Engine
-from busbar.workloads.serving.errors import BadRequest, shown
+from busbar.workloads.serving.errors import BadRequest
 from busbar.workloads.serving.sleeping import SleepLevel
 
 log = logging.getLogger(__name__)
