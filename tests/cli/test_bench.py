@@ -127,7 +127,7 @@ async def test_wrong_use_is_said(service: House, words: tuple[str, ...], code: i
 async def test_an_address_that_is_none_of_an_openai_api_is_said(service: House) -> None:
     done = await asyncio.to_thread(run_busbar, "bench", service.public, "--rate", "1")
     assert done.code == 3
-    assert "There is no /models here" in done.err
+    assert "There is no '/models' here" in done.err
     done = await asyncio.to_thread(run_busbar, "bench", "http://127.0.0.1:1/v1", "--rate", "1")
     assert done.code == 5
 
