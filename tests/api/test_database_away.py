@@ -172,9 +172,9 @@ async def test_use_and_history_of_an_outage_are_there_once_afterwards(
 async def test_a_database_that_hangs_is_not_waited_for_without_end(
     postgres: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    await migrate(postgres.url)
     for name in ("CONNECT_S", "ANSWER_S", "PLACE_S"):
         monkeypatch.setattr(engine, name, 0.5)
-    await migrate(postgres.url)
     kube = MemoryKube()
     seed(kube)
     settings = Settings(session_secret=SECRET, database_url=postgres.url, gateway_url="http://127.0.0.1:9")
